@@ -122,6 +122,10 @@ _BY_HAND = (
 )
 
 
+def _not_running() -> SourceUnavailable:
+    return SourceUnavailable("this server is stopping; its log has the reason")
+
+
 class StandbyStatus(NamedTuple):
     """The role of this server among those of its slot, for the metrics."""
 
@@ -383,6 +387,9 @@ class StandbyIngest:
             if self._sharing.ownership.holder:
                 answer.set_result(None)
                 return answer
+            if self._stopping.is_set():
+                answer.set_exception(_not_running())
+                return answer
             self._promotion = answer
             if isinstance(self.current, RelayIngest):
                 self.current.stop()
@@ -459,7 +466,8 @@ class StandbyIngest:
             if answer is not None:
                 return answer
             answer = Future[bool]()
-            if not (self._sharing.ownership.holder and self._reports.most_advanced()):
+            is_running = self._sharing.ownership.holder and not self._stopping.is_set()
+            if not (is_running and self._reports.most_advanced()):
                 answer.set_result(False)
                 return answer
             self._handover = answer
@@ -505,6 +513,16 @@ class StandbyIngest:
         with self._lock:
             self._stopping.set()
             self.current.stop()
+
+    def end(self) -> None:
+        """Answer who waits for this server to hand over or take over: :meth:`run` has ended for
+        good, perhaps by a crash."""
+        with self._lock:
+            self._stopping.set()
+            handover, self._handover = self._handover, None
+        if handover is not None:
+            handover.set_result(False)
+        self._answer(_not_running())
 
     def change(self, options: SourceOptions, tables: Sequence[SourceTableOptions]) -> Future[None]:
         """Follow these tables, with these options, from now on; from any thread."""

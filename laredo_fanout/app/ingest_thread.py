@@ -136,6 +136,8 @@ class IngestThread:
             self.error = f"the ingest crashed: {error!r}"
             log.error("ingest crashed", exc_info=error)
         finally:
+            if self.standby is not None:
+                self.standby.end()
             if not self._stop.is_set():
                 on_end()
 

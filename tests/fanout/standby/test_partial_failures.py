@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +11,17 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from laredo_fanout.app.ingest_thread import IngestThread
+from laredo_fanout.batch.write_batch import OnCommit
+from laredo_fanout.relay.path import RelayOptions
+from laredo_fanout.slot.reports import StandbyOptions
+from laredo_fanout.source_options import SourceOptions, SourceTableOptions
+from laredo_fanout.standby import StandbyIngest
+from laredo_fanout.store.writer import Store
 from tests.support.clusters import Clusters, position_of, promote, wait_replayed, wait_synced
 from tests.support.faults.clock import WallClock
 from tests.support.postgres import Database
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.server import rot
 from tests.support.server.fanout_program import Fanout
 from tests.support.server.pair import (
@@ -266,3 +274,30 @@ async def test_rows_rot_on_a_standby(tmp_path: Path, database: Database, found_b
         check_archive(archive, pair)
         check_servers(holder, standby)
     check_confirmations(confirmed)
+
+
+def test_nobody_waits_for_an_ingest_that_crashed(tmp_path: Path, database: Database) -> None:
+    """The server's stop would hand the slot over to the standby, which is complete."""
+    database.run("CREATE TABLE a (id int PRIMARY KEY)")
+    source = SourceOptions(database.dsn, slot_name=f"s_{database.name}", heartbeat_interval=0.1)
+    peer, rule = RelayOptions("127.0.0.1:1", "peer"), StandbyOptions(0, 1.0, False, 0.0)
+    crashed = threading.Event()
+
+    def make(on_commit: OnCommit) -> StandbyIngest:
+        table = SourceTableOptions("public", "a")
+        return StandbyIngest(source, [table], store, on_commit, prune, peers=[peer], rule=rule)
+
+    def prune() -> None:
+        live = {each.qualified: (each.id, 1) for each in store.tables.values() if each.live}
+        if live and ingest.standby and ingest.standby.standby_status().holder:
+            ingest.standby.report({"server": "b", "tables": live, "take_over": ""})
+            raise ZeroDivisionError("pruned by nothing")
+
+    with closing(Store.open(tmp_path / "store", max_size=1 << 28)) as store:
+        ingest = IngestThread(make, store, lambda: None)
+        ingest.start(on_end=crashed.set)
+        assert crashed.wait(PATIENCE_S)
+        assert isinstance(ingest.crash, ZeroDivisionError) and ingest.standby is not None
+        assert ingest.standby.standby_status()[:3] == (True, 1, 1)
+        assert ingest.standby.hand_over().result(3.0) is False
+        assert ingest.stop(PATIENCE_S)
