@@ -191,8 +191,9 @@ def _answer(request: urllib.request.Request, timeout: float) -> Any:
         body = refused.read(_REFUSAL_BYTES).decode(errors="replace")
         if refused.code == 401:
             raise NoAnswer(
-                f"{address} requires the server's http.token: give --config with the server's"
-                " configuration file, or set LAREDO_HTTP_TOKEN"
+                f"{address} asks for another token: if the server runs there, give --config with"
+                " its configuration file, or set LAREDO_HTTP_TOKEN to its http.token (a reload by"
+                " SIGHUP needs none); else give the server's http.port with --url"
             ) from refused
         raise NoAnswer(printable(f"{address} refuses: {body or refused.reason}")) from refused
     except (OSError, ValueError, HTTPException) as error:

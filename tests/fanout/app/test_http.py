@@ -76,5 +76,9 @@ def _subcommands_bring_it(server: Fanout) -> None:
     ended = by_url(server, "status", token=None)
     assert ended.returncode == 1
     assert "LAREDO_HTTP_TOKEN" in ended.stderr and TOKEN not in ended.stderr
+    for arguments in (("reload",), ("recopy", "public.a"), ("promote",)):
+        ended = by_url(server, *arguments, token="another")
+        assert ended.returncode == 1
+        assert "LAREDO_HTTP_TOKEN" in ended.stderr and "http.port" in ended.stderr
     ended = by_url(server, "status", token=TOKEN)
     assert ended.returncode == 0, ended.stderr
