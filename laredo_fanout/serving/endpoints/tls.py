@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ssl
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 import structlog
@@ -19,6 +20,8 @@ from laredo_fanout.serving.options import TlsFiles
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -27,15 +30,11 @@ def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     :raises CannotListen: if a file can't be used; gRPC itself wouldn't name it.
     """
-    followed = _WatchedFiles(files)
-
-    def fetch() -> Any:
-        """Ask for the files at a handshake, in a thread of gRPC's; None: as before."""
-        return _grpc_files(files) if followed.changed() else None
-
+    followed = _WatchedFiles(files, _grpc_files)
     return grpc.dynamic_ssl_server_credentials(
         _grpc_files(files),
-        fetch,
+        # Called at a handshake, in a thread of gRPC's; None: as before.
+        followed.changed,
         require_client_authentication=files.client_ca is not None,
     )
 
@@ -45,13 +44,12 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
     :raises CannotListen: a file can't be used.
     """
-    followed, context = _WatchedFiles(files), _context(files)
+    followed, context = _WatchedFiles(files, _context), _context(files)
     current = context
 
     def choose(connection: Any, *_: Any) -> None:
         nonlocal current
-        if followed.changed():
-            current = _context(files)
+        current = followed.changed() or current
         connection.context = current
 
     # Called at each handshake, also without a name: authorities can't be taken out of a context.
@@ -59,33 +57,39 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-class _WatchedFiles:
+class _WatchedFiles(Generic[T]):
     """The state of the files on disk, to notice new ones that can be used."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, read: Callable[[TlsFiles], T]) -> None:
         """:raises CannotListen: a file can't be used."""
         self._files = files
+        self._read = read
         self._lock = threading.Lock()
         self._refused: _Stamp | None = None
         # First, as its error names the file that is missing.
         _context(files)
         self._used = self._stamp()
 
-    def changed(self) -> bool:
-        """True if the files differ from the last good ones, and are good."""
+    def changed(self) -> T | None:
+        """The files as ``read`` reads them, if they differ from the last good ones, and are good;
+        else None."""
         with self._lock:
             try:
                 stamp = self._stamp()
                 if stamp in (self._used, self._refused):
-                    return False
+                    return None
                 _context(self._files)
+                new = self._read(self._files)
+                if self._stamp() != stamp:
+                    return None  # They are being written; the next connection reads them.
             except (CannotListen, OSError) as error:
-                return self._refuse(error)
+                self._refuse(error)
+                return None
             self._used, self._refused = stamp, None
             log.info("certificates reloaded", cert=str(self._files.cert))
-            return True
+            return new
 
-    def _refuse(self, error: Exception) -> bool:
+    def _refuse(self, error: Exception) -> None:
         try:
             stamp = self._stamp()
         except OSError:
@@ -93,7 +97,6 @@ class _WatchedFiles:
         if stamp != self._refused:
             log.warning("new certificates not usable; former ones kept", error=str(error))
             self._refused = stamp
-        return False
 
     def _stamp(self) -> _Stamp:
         files = self._files

@@ -11,6 +11,7 @@ import grpc
 import httpx
 import pytest
 
+from laredo_fanout.serving.endpoints import tls
 from laredo_fanout.serving.options import TlsFiles
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.replication_pb2_grpc import LaredoReplicationServiceStub
@@ -78,6 +79,29 @@ async def test_both_ports_show_the_new_one_and_streams_go_on(tmp_path: Path) -> 
             for open_stream in (stream, other):
                 while "written later" not in str(await open_stream.next()):
                     pass
+
+
+async def test_files_that_vanish_while_they_are_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    files = authority.sign("first")
+    away, check = tmp_path / "away", tls._context
+
+    def vanishing(found: TlsFiles) -> ssl.SSLContext:
+        context = check(found)
+        if not away.exists():
+            files.key.rename(away)
+        return context
+
+    async with connected(tmp_path, listener=connect_listener(tls=files), users=3) as (world, _):
+        assert await to_thread(shown, world.port, authority) == "first"
+        put_in_place(authority.sign("second"), files)
+        monkeypatch.setattr(tls, "_context", vanishing)
+        assert await to_thread(shown, world.port, authority) == "first"
+        away.rename(files.key)
+        away.touch()
+        assert await to_thread(shown, world.port, authority) == "second"
 
 
 async def test_clients_of_an_authority_that_was_taken_out_are_refused(tmp_path: Path) -> None:
