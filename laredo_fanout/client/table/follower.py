@@ -99,7 +99,7 @@ class Follower(Observer):
         self._share = LoopShare.of_running_loop()
         # A lock belongs to a loop. A follower of another loop has ended with that.
         same_loop = former is not None and former._share is self._share
-        self._locks = former._locks if former is not None and same_loop else _Locks()
+        self._locks: _Locks = former._locks if former is not None and same_loop else _Locks()
         self._ready = asyncio.Event()
         self._waiting: list[asyncio.Future[RowView]] = []
         self._greeting: Handshake | None = None

@@ -31,10 +31,14 @@ def grpc_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     :raises CannotListen: if a file can't be used; gRPC itself wouldn't name it.
     """
     followed = _WatchedFiles(files, _grpc_files)
+
+    def fetch() -> Any:
+        """Ask for the files at a handshake, in a thread of gRPC's; None: as before."""
+        return followed.changed()
+
     return grpc.dynamic_ssl_server_credentials(
         _grpc_files(files),
-        # Called at a handshake, in a thread of gRPC's; None: as before.
-        followed.changed,
+        fetch,
         require_client_authentication=files.client_ca is not None,
     )
 
