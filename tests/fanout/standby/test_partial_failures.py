@@ -299,5 +299,5 @@ def test_nobody_waits_for_an_ingest_that_crashed(tmp_path: Path, database: Datab
         assert crashed.wait(PATIENCE_S)
         assert isinstance(ingest.crash, ZeroDivisionError) and ingest.standby is not None
         assert ingest.standby.standby_status()[:3] == (True, 1, 1)
-        assert ingest.standby.hand_over().result(3.0) is False
+        assert ingest.standby.hand_over().result(PATIENCE_S) is False
         assert ingest.stop(PATIENCE_S)
