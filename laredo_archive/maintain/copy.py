@@ -11,7 +11,7 @@ same size and sha256.
 """
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -349,10 +349,14 @@ class _Copy:
         listed = [replace(each, parts=self._copied_parts(each, before)) for each in artifacts]
         slots = self._slots(listed, before)
         names = self._names_there(slots, before)
-        lacking = [slot for slot in slots if slot.entry.key not in names]
+        absent = [slot for slot in slots if slot.entry.key not in names]
+        lacking = [slot for slot in absent if not slot.entry.lost]
         self._bring(lacking, before, len(slots))
         for slot in lacking:
             names[slot.entry.key] = self._carrier.names[self._origin(slot.entry)]
+        for slot in absent:
+            if slot.entry.lost:
+                names[slot.entry.key] = self._name_of_lost(slot, before, names.values())
         return [self._as_named(artifact, names) for artifact in listed]
 
     def _copied_parts(self, merged: Artifact, before: _Before) -> Parts | None:
@@ -420,6 +424,14 @@ class _Copy:
         if in_folder and object_keys.is_own(name, prefix):
             return name
         return object_keys.artifact_key(prefix, slot.artifact, slot.format_id)
+
+    def _name_of_lost(self, slot: _Slot, before: _Before, taken: Collection[str]) -> str:
+        """Key for an object that nobody has whole: its entry is carried over, still marked."""
+        if slot.own_key is not None:
+            return slot.own_key
+        name = self._name_for(slot)
+        is_free = name not in taken and name not in before.own.known_keys()
+        return name if is_free else self._carrier.new_names.instead_of(name)
 
     def _slots(self, wanted: Sequence[Artifact], before: _Before) -> list[_Slot]:
         slots = []

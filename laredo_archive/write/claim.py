@@ -363,6 +363,8 @@ class _Reconciliation:
         self._parts = _parts_of(ahead)
         self._copied: dict[str, str] = {}
         """Keys of the copied objects, by their key in the destination ahead."""
+        self._lost: dict[str, str] = {}
+        """Keys of the lost objects, by their key in the destination ahead."""
 
     def run(self, claim: Claim) -> None:
         ahead = self._ahead.destination.uri
@@ -423,7 +425,9 @@ class _Reconciliation:
             if mine:
                 formats[format_id] = mine.pop(0)
             else:
-                key = self._copy(entry, self._name_for(artifact, format_id, entry), own)
+                name = self._name_for(artifact, format_id, entry)
+                bring = self._name_lost if entry.lost else self._copy
+                key = bring(entry, name, own)
                 formats[format_id] = replace(
                     entry, key=key, uri=self._behind.destination.uri_of(key)
                 )
@@ -458,7 +462,7 @@ class _Reconciliation:
             if copied not in avoid and is_there(destination, copied, entry.size_bytes):
                 return copied
             avoid.add(wanted)
-        others = {key for key_ahead, key in self._copied.items() if key_ahead != entry.key}
+        others = self._taken_by_others(entry)
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
         if wanted not in avoid | others and holds(destination, wanted, content):
             # An interrupted reconcile has copied it; for large archives that must count.
@@ -474,6 +478,17 @@ class _Reconciliation:
         )
         reach("reconcile.copied")
         return self._copied[entry.key]
+
+    def _name_lost(self, entry: FormatEntry, wanted: str, own: Manifest) -> str:
+        """Key for an object that nobody has whole: its entry is carried over, still marked."""
+        avoid = own.known_keys() | self._taken_by_others(entry)
+        name = self._lost.get(entry.key, wanted)
+        self._lost[entry.key] = self._new_names.instead_of(wanted) if name in avoid else name
+        return self._lost[entry.key]
+
+    def _taken_by_others(self, entry: FormatEntry) -> set[str]:
+        named = self._copied | self._lost
+        return {key for key_ahead, key in named.items() if key_ahead != entry.key}
 
 
 def own_parts(own: Manifest, merged: Artifact) -> Parts | None:

@@ -16,6 +16,7 @@ from laredo_archive.errors import (
 )
 from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import Copied, copy
+from laredo_archive.maintain.repair import repair
 from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
@@ -308,6 +309,20 @@ def test_an_object_that_is_gone_and_named_ends_it(source: Path, target: Path) ->
         copied(source, target)
     assert isinstance(stopped.value.__cause__, ArtifactMissing)
     nothing_named(target)
+
+
+def test_a_lost_object_that_a_later_base_replaces_keeps_no_copy_out(
+    source: Path, target: Path
+) -> None:
+    with opened([LocalDestination(source.parent)], "w2") as writer:
+        rebased(writer, 30, THREE, formats=FORMATS)
+    (source / "epoch=1" / "snapshot-0_A.jsonl").unlink()
+    repair(location.find(str(source)), [])
+    done = copied(source, target)
+    found = assert_is_copy(source, target)
+    assert [entry.lost for entry in found.manifest.artifacts[0].formats.values()] == [True, False]
+    assert done.tally.copied == 7
+    assert copied(source, target).manifest.revision == done.manifest.revision, "nothing changed"
 
 
 def test_what_was_copied_before_is_compared_by_its_bytes(source: Path, target: Path) -> None:

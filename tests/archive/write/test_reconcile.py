@@ -10,6 +10,7 @@ import pytest
 
 from laredo_archive.errors import ArtifactDamaged, CommitUnavailable, HistoriesDiffer
 from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.repair import repair
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.reader import Archive
@@ -151,6 +152,26 @@ def test_what_is_copied_is_hash_checked(new_stores: NewStores) -> None:
         opened([old, new], "w2")
     assert new.manifest.artifacts == ()
     assert key not in new.store.objects
+
+
+def test_a_lost_object_that_a_later_base_replaces_keeps_no_destination_out(
+    new_stores: NewStores,
+) -> None:
+    old, new = new_stores(2)
+    rebased(grown([old]), 20, TWO)
+    gone = old.store.objects.pop(keys(old)[0])
+    repair(Archive.open(old, PREFIX).found, [])
+    opened([old, new], "w2")
+    assert [entry.lost for entry in new.manifest.named()] == [True, False, False]
+    assert keys(new) == keys(old)
+    assert keys(new)[0] not in new.store.objects
+    assert state_of(Archive.open(new, PREFIX)) == TWO
+    old.store.objects[keys(old)[0]] = gone
+    there = [Archive.open(place, PREFIX).found for place in (old, new)]
+    repair(there[0], [])
+    repair(there[1], there[:1])
+    assert_level(old, new)
+    assert not any(entry.lost for entry in [*old.manifest.named(), *new.manifest.named()])
 
 
 def test_seen_comes_from_the_one_ahead(new_stores: NewStores) -> None:
