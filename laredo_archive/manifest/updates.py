@@ -351,11 +351,19 @@ class ManifestUpdates:
         self._now = now
 
     def diff(self, manifest: Manifest, diff: Artifact) -> Manifest:
-        """The manifest with a diff at its end."""
+        """The manifest with a diff at its end.
+
+        :raises OutOfOrder: if the diff doesn't begin there.
+        """
+        _refuse_moved(manifest, manifest.head == (diff.epoch, diff.from_position), diff)
         return self._stamped(_with_artifacts(manifest, (*manifest.artifacts, diff)))
 
     def base(self, manifest: Manifest, base: Artifact) -> Manifest:
-        """The manifest with a new epoch; those beyond keep_epochs leave."""
+        """The manifest with a new epoch; those beyond keep_epochs leave.
+
+        :raises OutOfOrder: if it isn't the next epoch.
+        """
+        _refuse_moved(manifest, base.epoch == manifest.epoch + 1, base)
         if manifest.history != base.history and not base.continues:
             manifest = replace(manifest, seen_position=None)
         return self._stamped(with_base(manifest, base, self._keep_epochs))
@@ -378,6 +386,19 @@ class ManifestUpdates:
         head = manifest.head_position
         assert head is not None, "it has an artifact"
         return self._notices.entered(with_seen(manifest, head, self._now()))
+
+
+def _refuse_moved(manifest: Manifest, follows: bool, artifact: Artifact) -> None:
+    # The swap of a commit that was given up may take effect later, under the same claim.
+    if follows:
+        return
+    head = manifest.head
+    ends = f"ends at {positions.text(head.position)} of epoch {head.epoch}" if head else "is empty"
+    raise OutOfOrder(
+        f"{manifest.table}: the manifest has changed, and {ends} now, so the"
+        f" {artifact.kind.value} to {positions.text(artifact.to_position)} of epoch"
+        f" {artifact.epoch} can't follow; open the archive again"
+    )
 
 
 def with_base(manifest: Manifest, base: Artifact, keep_epochs: int | None) -> Manifest:

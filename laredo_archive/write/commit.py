@@ -18,6 +18,7 @@ from laredo_archive.errors import (
     CommitUnavailable,
     DestinationError,
     Fenced,
+    OutOfOrder,
 )
 from laredo_archive.failpoint import reach
 from laredo_archive.manifest import object_keys, rules, updates
@@ -375,17 +376,20 @@ class CommitsInTurn:
     def finish(self) -> PendingCommit | None:
         """Enter the unfinished commit, if there is one, into every manifest; return it.
 
-        It is given up if it can't be finished as its bytes are gone or damaged, and no manifest
-        needs it: else no other commit would ever follow.
+        It is given up if it can't be finished as its bytes are gone or damaged, or the manifest
+        has moved on, and no manifest needs it: else no other commit would ever follow.
+
+        :raises OutOfOrder: if the swap of a commit that was given up took effect after all; the
+            archive must be opened again.
         """
         pending = self._pending
         if pending is None:
             return None
         try:
             pending.finish(self._stores, self._claim)
-        except (ArtifactMissing, ArtifactDamaged) as failure:
-            missing = isinstance(failure, ArtifactMissing)
-            if not (pending.begun if missing else pending.may_be_named):
+        except (ArtifactMissing, ArtifactDamaged, OutOfOrder) as failure:
+            damaged = isinstance(failure, ArtifactDamaged)
+            if not (pending.may_be_named if damaged else pending.begun):
                 self._drop()
             raise
         reach("commit.done")

@@ -27,6 +27,7 @@ from laredo_archive.errors import (
     HistoriesDiffer,
     ManifestDamaged,
     ManifestError,
+    OutOfOrder,
 )
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.manifest_store import Counts
@@ -199,9 +200,9 @@ class TableWriter:
                 await self._run_session()
             except _Stopped:
                 break
-            except ManifestDamaged as damaged:
+            except (ManifestDamaged, OutOfOrder) as changed:
                 failures += 1
-                await self._open_again_later(damaged, failures)
+                await self._open_again_later(changed, failures)
             except FINAL as final:
                 self._end(
                     WriterState.FENCED if isinstance(final, Fenced) else WriterState.FAILED, final
@@ -243,12 +244,12 @@ class TableWriter:
                 exc_info=None if expected else failure,
             )
 
-    async def _open_again_later(self, damaged: ManifestDamaged, failures: int) -> None:
-        # An operator may restore an older manifest, so the one in memory is dropped. Meanwhile
-        # sinks are notified of what was committed.
+    async def _open_again_later(self, changed: ArchiveError, failures: int) -> None:
+        # An operator may restore an older manifest, and a late swap may have changed it, so the
+        # one in memory is dropped. Meanwhile sinks are notified of what was committed.
         await self._leave_archive()
         self.archive = self.collector = None
-        await self._wait_again(damaged, failures)
+        await self._wait_again(changed, failures)
 
     async def _run_session(self) -> None:
         if self.archive is None or self.notifier is None:

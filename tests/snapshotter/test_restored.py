@@ -1,8 +1,10 @@
 """A start restores what one destination lost; a mended manifest is gone on with."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from laredo_archive.manifest import parser, rules
 from tests.support.aws import AwsServer
 from tests.support.processes import eventually, wait_until
 from tests.support.writer.buckets import BucketPath, new_bucket
@@ -138,3 +140,20 @@ def test_a_damaged_manifest_is_waited_for_until_it_is_mended(
             writer.archive = place
             writer.assert_equal()
             assert integer(writer.manifest()["head_position"]) == served.position
+
+
+def test_a_writer_goes_on_from_the_base_of_a_late_swap(tmp_path: Path, served: Served) -> None:
+    place = tmp_path / "archive" / "users" / "manifest.json"
+    with ReadyWriter(tmp_path, served) as writer:
+        writer.wait_head(served.commit("users", put(1, "before")))
+        known = json.loads(place.read_bytes())
+        base, last = known["artifacts"][0], known["artifacts"][-1]
+        same = {name: last[name] for name in ("to_position", "to_time", "rows", "state_checksum")}
+        entry = {**base["formats"]["jsonl"], "key": "users/epoch=2/snapshot-late.jsonl"}
+        late = {**base, **same, "epoch": 2, "continues": True, "formats": {"jsonl": entry}}
+        known.update(artifacts=[*known["artifacts"], late], epoch=2)
+        place.write_text(json.dumps(known))
+        writer.wait_head(served.commit("users", put(2, "after")))
+        assert writer.kinds()[-2:] == [("snapshot", 2), ("diff", 2)]
+        assert writer.program.stop() == 0
+    assert list(rules.check(parser.parse(place.read_bytes(), str(place)))) == []

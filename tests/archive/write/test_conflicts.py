@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 
 from laredo_archive.errors import (
+    ArtifactMissing,
     CommitStateUnknown,
     CommitUnavailable,
     DestinationUnavailable,
@@ -17,8 +18,11 @@ from laredo_archive.errors import (
     ManifestDamaged,
     ManifestLost,
     ManifestNewer,
+    OutOfOrder,
 )
 from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.manifest import rules
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
@@ -29,8 +33,10 @@ from tests.support.archive.archiving import (
     TWO,
     NewStores,
     ScriptedDestination,
+    base_of,
     diffed,
     environment,
+    memory,
     opened,
     rebased,
 )
@@ -224,3 +230,38 @@ def test_reading_settles_only_yes(
     assert destination.manifest.revision == revision
     OURS[ours](archive)
     assert destination.manifest.revision == revision + 1
+
+
+@pytest.mark.parametrize("ours", ["diff", "base"])
+def test_a_late_swap_of_a_dropped_commit_is_not_written_over(ours: str) -> None:
+    """The base's object was deleted, by nobody of ours, after its swap was sent."""
+    (destination,) = memory()
+    store = destination.store
+    archive = opened([destination])
+    rebased(archive, 10, ONE, continues=False)
+    diffed(archive, 10, 20, ONE, TWO)
+    gone = base_of(archive, 20, TWO)
+
+    def lost_and_late() -> None:
+        del store.objects[gone.keys[destination.location, "jsonl"]]
+        store.faults.late = 1.0
+
+    destination.before_swap.append(lost_and_late)
+    with pytest.raises(ArtifactMissing):
+        archive.commit_base(gone, continues=True)
+    store.faults.late = 0.0
+    (late,) = store.world._later
+    late[-1]()
+    assert destination.manifest.epoch == 2
+
+    def commit(archive: TableArchive) -> Artifact:
+        if ours == "diff":
+            return diffed(archive, 20, 30, TWO, THREE)
+        return rebased(archive, 30, THREE, continues=False)
+
+    with pytest.raises(OutOfOrder, match=r"ends at 0/14 of epoch 2 now.* open the archive again"):
+        commit(archive)
+    assert not archive.unfinished
+    again = opened([destination.another()], "w2")
+    assert commit(again).epoch == {"diff": 2, "base": 3}[ours]
+    assert list(rules.check(destination.manifest)) == []
