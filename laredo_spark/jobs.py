@@ -25,7 +25,7 @@ from laredo_spark.sync import delta, iceberg
 from laredo_spark.sync.config import SparkBlock
 from laredo_spark.sync.errors import DeltaMissing, IcebergMissing
 from laredo_spark.sync.spark import FAILURES, file_uri
-from laredo_spark.sync.sync import Done, sync_tables
+from laredo_spark.sync.sync import Done, Job, sync_tables
 
 
 class OutputThere(SparkReadError):
@@ -205,16 +205,26 @@ class SparkJob:
     ) -> None:
         """Bring targets of a configuration up to date; none chosen: all of them.
 
-        :raises SystemExit: with status 1 if a table failed, which was reported on stderr.
+        :raises SystemExit: with status 1 if a table or catalog failed, which was reported on
+            stderr.
         """
         block = sync_config.load(config, sets)
-        known = [*block.jobs(rebuild=rebuild), *block.catalog_jobs(rebuild=rebuild)]
+        of_catalogs, failed = block.catalog_jobs(rebuild=rebuild)
+        known = [*block.jobs(rebuild=rebuild), *of_catalogs]
         jobs = [job for job in known if not targets or job.target in targets]
-        if unknown := sorted({*targets} - {job.target for job in jobs}):
-            raise click.UsageError(f"{config} has no target {unknown[0]}")
-        spark = self._session(block.spark, _settings_for({job.to for job in jobs}))
-        done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
-        if any(one.failure is not None for one in done):
+        unknown = sorted({*targets} - {job.target for job in jobs})
+        if targets:
+            failed = [one for one in failed if any(_may_have(one.job, each) for each in unknown)]
+        for target in unknown:
+            if not any(_may_have(one.job, target) for one in failed):
+                raise click.UsageError(f"{config} has no target {target}")
+        for one in failed:
+            _report_done(one)
+        done: list[Done] = []
+        if jobs:
+            spark = self._session(block.spark, _settings_for({job.to for job in jobs}))
+            done = sync_tables(spark, jobs, parallel=block.parallel, on_done=_report_done)
+        if any(one.failure is not None for one in [*failed, *done]):
             sys.exit(1)
 
     def _session(self, block: SparkBlock, more: Mapping[str, str] | None = None) -> SparkSession:
@@ -232,6 +242,11 @@ def _report_done(done: Done) -> None:
         click.echo(printable(line))
     else:
         click.echo(printable_lines(f"laredo-spark: {done.job.path}: {done.failure}"), err=True)
+
+
+def _may_have(catalog: Job, target: str) -> bool:
+    """True if ``target`` may be the one of a table of a catalog that couldn't be read."""
+    return target.startswith(catalog.target.rstrip("/"))
 
 
 def _settings_for(formats: Collection[str]) -> Mapping[str, str]:

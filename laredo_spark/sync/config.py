@@ -23,7 +23,14 @@ from pydantic import AfterValidator, Field, model_validator
 from laredo_service import settings
 from laredo_service.settings import Section, WrongAt
 from laredo_spark.errors import OptionRefused
-from laredo_spark.sync.sync import Job, catalog_jobs, given_options, refuse_unknown
+from laredo_spark.sync.sync import (
+    TABLE_FAILURES,
+    Done,
+    Job,
+    catalog_jobs,
+    given_options,
+    refuse_unknown,
+)
 
 ENV_PREFIX = "LAREDO_SYNC_"
 _SET_ELSEWHERE = ("path", "as_of", "exact", "epoch", "history", "key")
@@ -110,20 +117,28 @@ class SyncBlock(Section):
             for table in self.tables
         ]
 
-    def catalog_jobs(self, *, rebuild: bool = False) -> list[Job]:
-        """The jobs of each catalog's tables, as it is now; raises like sync_catalog()."""
-        return [
-            job
-            for block in self.catalogs
-            for job in catalog_jobs(
-                block.catalog,
-                block.target,
-                block.to,
-                tables=block.tables,
-                rebuild=rebuild,
-                given={**self.options, **block.options},
-            )
-        ]
+    def catalog_jobs(self, *, rebuild: bool = False) -> tuple[list[Job], list[Done]]:
+        """The jobs of each catalog's tables, as it is now, and the catalogs that have none.
+
+        For a catalog that fails now, its failure and a job that names the catalog.
+        """
+        jobs: list[Job] = []
+        failed: list[Done] = []
+        for block in self.catalogs:
+            given = {**self.options, **block.options}
+            try:
+                jobs += catalog_jobs(
+                    block.catalog,
+                    block.target,
+                    block.to,
+                    tables=block.tables,
+                    rebuild=rebuild,
+                    given=given,
+                )
+            except TABLE_FAILURES as failure:
+                named = Job(block.catalog, block.target, block.to, rebuild, given)
+                failed.append(Done(named, failure=failure))
+        return jobs, failed
 
 
 def _flat(above: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -35,6 +35,9 @@ from laredo_spark.tables import archives_of, choose, pins
 FORMATS: Final = {"delta": sync_delta, "iceberg": sync_iceberg}
 """The formats of targets, each with the function that brings a target up to date."""
 
+TABLE_FAILURES: Final = (ArchiveError, SparkReadError, ModelError, OSError, PySparkException)
+"""Failures of one table, or one catalog, that leave the others alone."""
+
 _NOT_FOR_A_SYNC = frozenset({*options.OF_CHANGES, "mode", "lines"})
 _FORMATS = (
     "delta or iceberg. A table of plain Parquet files is no longer kept up to date; write one once"
@@ -203,7 +206,7 @@ def sync_tables(
                 rebuild=job.rebuild, **job.options,
             )  # fmt: skip
             done = Done(job, synced)
-        except (ArchiveError, SparkReadError, ModelError, OSError, PySparkException) as failure:
+        except TABLE_FAILURES as failure:
             done = Done(job, failure=failure)
         on_done(done)
         return done

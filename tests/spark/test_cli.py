@@ -121,6 +121,33 @@ def test_tables_that_fail(spark: SparkSession, archive: Path, tmp_path: Path) ->
     assert run("sync", file, "--target", "four").exit_code == 2
 
 
+def test_a_catalog_without_a_common_position_leaves_the_others(
+    spark: SparkSession, archive: Path, tmp_path: Path
+) -> None:
+    new = Builder(tmp_path / "new", "users/").write().parent  # without a base
+    known = {"archives": {"users/": {"table": "public.users", "group": "g"}}, "groups": {}}
+    catalog = {"catalog_version": 1, "updated_at": "2026-06-03T12:00:00Z", **known}
+    (new / "catalog.json").write_text(json.dumps(catalog))
+    file = config(
+        tmp_path,
+        f"""
+        sync {{
+          tables = [ {{ archive = "{archive}", to = iceberg, target = lake.db.one }} ]
+          catalogs = [ {{ catalog = "{new}", to = iceberg, target = new }} ]
+        }}
+        """,
+    )
+    done = run("sync", file)
+    assert done.exit_code == 1 and done.stderr.count("laredo-spark: ") == 2
+    assert f"laredo-spark: {new}: public.users: there is nothing" in done.stderr
+    assert f"laredo-spark: {archive}: " in done.stderr, "it was tried"
+    one = run("sync", file, "--target", "lake.db.one").stderr
+    assert one.count("laredo-spark: ") == 1 and str(new) not in one
+    assert run("sync", file, "--target", "four").exit_code == 2
+    of_it = run("sync", file, "--target", "new.public.users")
+    assert of_it.exit_code == 1 and f"laredo-spark: {new}: " in of_it.stderr
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
