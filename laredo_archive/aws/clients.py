@@ -260,8 +260,28 @@ class AwsClients:
 
         events = client.meta.events
         events.register_last("before-send", sent)
+        events.register_last("before-parse", _refuse_odd_length)
         events.register_last("response-received", answered)
         events.register_last("before-parameter-build.s3", _no_redirection)
+
+
+def _refuse_odd_length(response_dict: Mapping[str, Any], **_: Any) -> None:
+    """Refuse an answer whose length is no number: some proxies repeat it, as ``7, 7``.
+
+    botocore would raise ValueError, here or where the body is read.
+
+    :raises IncompleteReadError: so that the request is sent again, like that of a cut-off answer.
+    """
+    from botocore.exceptions import IncompleteReadError
+
+    length = response_dict["headers"].get("Content-Length", "0")
+    if length.isdecimal():
+        return
+    body = response_dict["body"]
+    read = len(body) if isinstance(body, bytes) else 0
+    if not isinstance(body, bytes):
+        body.close()
+    raise IncompleteReadError(actual_bytes=read, expected_bytes=length)
 
 
 class _CompleteAnswers:

@@ -1,5 +1,6 @@
 """Reads: repeated, resumed, of one version only, and never short."""
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -205,6 +206,30 @@ def test_an_answer_of_unknown_length_is_refused(way: Way) -> None:
     for ask in (way.faulty.open, way.faulty.get):
         with pytest.raises(DestinationUnavailable, match="answer has no ContentLength"):
             ask(KEY)
+
+
+class TwoLengths(Message):
+    """An answer through a proxy that repeats its length."""
+
+    def to_bytes(self, *, close: bool = False) -> bytes:
+        return re.sub(rb"(?i)(content-length: )(\d+)", rb"\1\2, \2", super().to_bytes(close=close))
+
+
+@pytest.mark.parametrize("use", ["open", "get", "head", "list"])
+def test_an_answer_with_two_lengths_is_asked_for_again(way: Way, use: str) -> None:
+    async def happen(exchange: Exchange) -> None:
+        answered = await exchange.forward()
+        await exchange.respond(TwoLengths(answered.head, answered.body))
+        exchange.hang_up()
+
+    put(way.direct, KEY, b"0123456789")
+    operation, ask = USES[use]
+    way.meets(Fault("two lengths", happen), operation)
+    ask(way.faulty)
+    assert way.sent(operation) == 2
+    way.meets(Fault("two lengths", happen), operation, times=None)
+    with pytest.raises(DestinationUnavailable, match=r"(\d+), \1"):
+        ask(way.faulty)
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
