@@ -72,12 +72,14 @@ class _RangePool:
     def _work(self) -> None:
         try:
             while not self._stopped.is_set():
-                number, part = self._todo.get_nowait()
+                try:
+                    number, part = self._todo.get_nowait()
+                except Empty:
+                    self._put(None)
+                    return
                 for batch in self._read(part):
                     if not self._put((number, batch)):
                         return
-        except Empty:
-            self._put(None)
         except BaseException as failure:  # noqa: BLE001  # raised again in the consumer's thread
             self._put(failure)
 

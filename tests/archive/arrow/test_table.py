@@ -5,6 +5,7 @@ tests/spark/test_postgres.py compares every type, at every boundary, with Postgr
 """
 
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -446,3 +447,12 @@ def test_four_packages_are_enough(tmp_path: Path, format_id: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_queue_in_a_reader_is_a_failure_like_any_other() -> None:
+    def read(_: int) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"id": [1]})
+        raise queue.Empty
+
+    with pytest.raises(queue.Empty):
+        list(ranges.in_parallel([1, 2], read, 2))
