@@ -5,8 +5,9 @@ changes on immediately. Here the object goes into a temporary file first.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -61,17 +62,19 @@ def fetch(found: FoundArchive, entry: FormatEntry, directory: Path | None) -> IO
         with closing(found.destination.open(found.locate(entry.key))) as source:
             checked = Checked(source, entry, uri)
             while piece := checked.read(_READ_BYTES):
-                _put(file, piece, uri, directory)
-        file.seek(0)
+                _put(partial(file.write, piece), uri, directory)
+        # A full disk may show only where the last buffered bytes are written.
+        _put(partial(file.seek, 0), uri, directory)
     except BaseException:
-        file.close()
+        with suppress(OSError):  # closing writes the buffered bytes once more
+            file.close()
         raise
     return file
 
 
-def _put(file: IO[bytes], piece: bytes, uri: str, directory: Path | None) -> None:
+def _put(write: Callable[[], object], uri: str, directory: Path | None) -> None:
     try:
-        file.write(piece)
+        write()
     except OSError as full:
         where = directory or tempfile.gettempdir()
         raise NoRoomToFetch(uri, str(where), full) from full

@@ -14,9 +14,12 @@ from laredo_archive.errors import (
     DestinationFull,
     DestinationReadOnly,
     DestinationUnavailable,
+    NoRoomToFetch,
 )
 from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import Copied, copy
+from laredo_archive.manifest.model import FormatEntry
+from laredo_archive.read.fetched_diff import fetch
 from laredo_archive.read.location import find, parse
 from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from laredo_archive.write.table_archive import TableArchive
@@ -159,12 +162,28 @@ def collect_litter(local: LocalDestination) -> None:
     collect(local, TABLE, key_prefix=PREFIX, policy=Policy(cut_off=timedelta(seconds=-1)))
 
 
+def full_for_the_last_bytes_of_a_fetched_diff(directory: Path) -> None:
+    """They are written when the temporary file is read from its start."""
+    source = directory.with_name("source")
+    based([LocalDestination(source)]).close()
+    found, size = find(str(source / TABLE)), (1 << 20) + 4000
+    (source / PREFIX / "large").write_bytes(b"x" * size)
+    mount(directory, "1m")
+    try:
+        fetch(found, FormatEntry("", size, f"{PREFIX}large"), directory)
+    except NoRoomToFetch as full:
+        assert str(directory) in str(full) and "No space left" in str(full), full
+    else:
+        raise AssertionError("it had room")
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         full_for_a_diff,
         full_for_the_manifest,
         full_for_a_copy,
+        full_for_the_last_bytes_of_a_fetched_diff,
         no_inodes,
         read_only_from_the_start,
     )
