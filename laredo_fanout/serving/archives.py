@@ -155,7 +155,8 @@ class ReplayArchive:
                 where, "start laredo-snapshotter for the table, or correct the path"
             )
         if self._manifest is None or self._manifest[0] != read.version.etag:
-            self._manifest = read.version.etag, parser.parse(read.data, where)
+            manifest = parser.parse(read.data, where, self.options.key_prefix)
+            self._manifest = read.version.etag, manifest
         return FoundArchive(destination, key, self._manifest[1], location.as_it_is)
 
     def check(self, found: FoundArchive, diffs: tuple[Artifact, ...]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from laredo_fanout.serving.archives import ReplayArchive
 from laredo_fanout.serving.options import ArchiveOptions
 from laredo_fanout.serving.replay import Outcome
+from laredo_fanout.serving.slices import DaemonThreads
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model import position as position_
 from laredo_model.position import Position
 from tests.support.archive.inspection import destination_at
 from tests.support.aws import AwsServer
+from tests.support.golden.truth import ARCHIVES
 from tests.support.server.replay_reader import (
     DELETE,
     DELTA,
@@ -247,3 +251,19 @@ async def test_the_journal_is_pinned_where_it_takes_over(tmp_path: Path) -> None
         table.commit((3, "three"))
         await read(world, table, start)
         assert world.registry.pins == [("test", sequence), ("test", None)]
+
+
+async def test_the_objects_of_the_original_are_below_the_prefix(tmp_path: Path) -> None:
+    shutil.copytree(ARCHIVES / "original", tmp_path / "users")
+    threads = DaemonThreads(1, "test")
+    archive = ReplayArchive(
+        "public.users",
+        ArchiveOptions("users/", path=tmp_path),
+        replays=threads,
+        manifests=threads,
+        directory=None,
+        on_outcome=lambda *_: None,
+    )
+    found, _ = await archive.found(newest=True)
+    keys = [entry.key for entry in found.manifest.named()]
+    assert keys and all(found.destination.head(key) for key in keys)
