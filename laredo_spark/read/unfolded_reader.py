@@ -1,7 +1,7 @@
 """Reads base and diffs unmerged, as rows with key, order and action, for Spark to join."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import pyarrow as pa
@@ -98,7 +98,10 @@ class UnfoldedReader(DataSourceReader):
 
 
 def _whole(table: TableRead, number: int, artifact: Artifact) -> _ArtifactPart:
-    return _ArtifactPart(number, ObjectSlice(*table.choose(artifact)))
+    format_id, entry = table.choose(artifact)
+    # Tasks don't need splits and blocks: a large base's are some megabytes.
+    plain = replace(entry, splits=(), blocks=(), source={})
+    return _ArtifactPart(number, ObjectSlice(format_id, plain))
 
 
 def _pieces(table: TableRead) -> list[_ArtifactPart]:

@@ -232,6 +232,14 @@ def test_a_large_file_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert made.ids() == list(range(60))
 
 
+def test_a_task_gets_no_splits(tmp_path: Path) -> None:
+    state = names(dict.fromkeys(range(3000), "x" * 900))
+    archive = Builder(tmp_path).base(0x10, {}).diff(0x20, state).write()
+    assert Archive.at(str(archive)).boundary().diffs[0].formats["jsonl"].splits
+    [task] = Reading(archive, mode="diffs").partitions()[1]
+    assert [(one.part.entry.splits, one.part.entry.blocks) for one in task.parts] == [((), ())]
+
+
 def test_many_small_diffs_are_a_few_tasks(tmp_path: Path) -> None:
     builder = Builder(tmp_path, shuffled=True).base(0x10, names(FIRST))
     state = dict(FIRST)
