@@ -11,7 +11,7 @@ Tags name the snapshots by epoch and position, for VERSION AS OF.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
@@ -366,11 +366,20 @@ def sync_iceberg(
         try:
             with own_session(spark) as own:
                 found = IcebergTable(own, target)
-                return IcebergSync(own, given, table, found).run(rebuild=rebuild)
-        finally:
-            seen = IcebergTable(spark, target)
-            if spark.catalog.tableExists(seen.name):
-                seen.refresh()
+                done = IcebergSync(own, given, table, found).run(rebuild=rebuild)
+        except BaseException:
+            # The sync's own failure is the one to report, also where Spark is gone.
+            with suppress(Exception):
+                _refresh(spark, target)
+            raise
+        _refresh(spark, target)
+        return done
+
+
+def _refresh(spark: SparkSession, target: str) -> None:
+    seen = IcebergTable(spark, target)
+    if spark.catalog.tableExists(seen.name):
+        seen.refresh()
 
 
 @dataclass(frozen=True)
