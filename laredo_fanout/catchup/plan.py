@@ -279,13 +279,14 @@ class Report:
 
     The piece has ``size`` bytes of whole transactions, the last of which ends at ``position``;
     ``reached`` is the position up to which the walsender has decoded. If ``synced``, these bytes
-    and all earlier pieces survive a power loss.
+    and all earlier pieces survive a power loss. ``changes`` counts rows.
     """
 
     piece: int
     size: int
     position: int
     reached: int
+    changes: int = 0
     synced: bool = False
     done: bool = False
     failure: Failure | None = None

@@ -60,6 +60,7 @@ class SegmentDecoder:
         self._position = self._reached = order.start
         self._begun = 0
         self._gathered = 0
+        self._changes = 0
         self._in_transaction = False
         self._reply_wanted = False
         self._reported: Report | None = None
@@ -107,6 +108,7 @@ class SegmentDecoder:
         while left > 0:
             size, message, taken = gather(self._stream.get, left, of, self._piece.buffer)
             left -= taken
+            self._changes += taken - (message is not None)
             if message is None:
                 if size < 0:
                     raise self._stream.end()
@@ -129,6 +131,7 @@ class SegmentDecoder:
         """
         kind = message[message_.ENVELOPE]
         if kind in spool.ROWS:
+            self._changes += 1
             self._rare(kind, message)
             return message[spool.OID]
         if kind == message_.BEGIN:
@@ -231,6 +234,7 @@ class SegmentDecoder:
             self._whole,
             self._position,
             self._reached,
+            self._changes,
             synced=synced,
             done=done,
         )

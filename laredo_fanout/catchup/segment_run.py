@@ -60,6 +60,8 @@ class SegmentRun:
         self._start_at = 0.0
         self.position = segment.position
         self.reached = segment.position
+        self.changes = 0
+        """Number of rows that its process has decoded."""
         self.restarts = 0
         self.failures = 0
         self.failure: Failure | None = None
@@ -204,6 +206,7 @@ class SegmentRun:
             self.failures = 0
         self.position = max(self.position, report.position)
         self.reached = max(self.reached, report.reached)
+        self.changes = report.changes
         self.done = self.done or report.done
         if report.synced:
             self.segment = replace(self.segment, pieces=tuple(self.pieces), done=self.done)

@@ -101,8 +101,7 @@ def test_an_older_copy_and_another_table_are_refused(planned: Planned) -> None:
 
 
 def test_a_state_with_files_of_earlier_programs_is_read(planned: Planned) -> None:
-    text = json.loads(planned.held.to_json())
-    earlier = {**text, "in_ranges": False, "built_rows": 0, "files": []}
+    earlier = {**planned.held.to_json(), "in_ranges": False, "built_rows": 0, "files": []}
     assert SyncState.parse(json.dumps(earlier)) == planned.held
 
 
