@@ -216,7 +216,8 @@ def test_auto_splits_above_the_threshold_and_manual_does_not(
     ingest.assert_equal()
     assert status_of(ingest).plans == 0
     ingest.stop()
-    _insert(database, 1000, 15)
+    # More than the stream has read before the second check.
+    _insert(database, 1000, 60)
     ingest.catchup = replace(small, mode=CatchupMode.AUTO)
     held = Held(ingest)
     ingest.start()
