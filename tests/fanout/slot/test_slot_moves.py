@@ -14,8 +14,6 @@ from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.replication_stream import ReplicationStream
 from laredo_fanout.slot import health
 from laredo_fanout.slot.slot import Oldest, Slot
-from tests.support import drawn
-from tests.support.clusters import Clusters
 from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database, on_versions
 from tests.support.processes import wait_until
@@ -121,52 +119,6 @@ def test_a_slot_that_is_lost_or_dropped_isnt_out_of_danger() -> None:
         assert _logged(unreserved, gone, WELL)[2:] == [
             ("slot recovered", each) for each in sorted((kind, "unreserved"))
         ]
-
-
-@pytest.mark.parametrize("version", drawn.first(1, [18, 16, 15]))
-def test_a_transaction_that_is_left_open_brings_the_slot_in_danger(
-    clusters: Clusters, tmp_path: Path, version: int
-) -> None:
-    """The WAL since its start is kept, although all that is committed is confirmed."""
-    server = clusters.new(version, max_slot_wal_keep_size="64MB", max_wal_size="1GB")
-    database = Database(server, "postgres")
-    ingest = RunningIngest(database, tmp_path / "store", ("public.t",), heartbeat_interval=0.1)
-    with database.connect() as connection, psycopg.connect(database.dsn) as left:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        ingest.start()
-        try:
-            ingest.wait_live()
-            left.execute("INSERT INTO t VALUES (1)")
-            for _ in range(4):
-                connection.execute("SELECT pg_logical_emit_message(true, 'filler', 'x')")
-                connection.execute("SELECT pg_switch_wal()")
-            ingest.catch_up()
-
-            def warned() -> set[str]:
-                return {warning.kind for warning in ingest.status.slot_warnings}
-
-            def confirmed() -> bool:
-                seen = ingest.status.slot
-                return seen is not None and (seen.unconfirmed or 0) < 40 << 20
-
-            # The first catalog check that warns may be of a time before all was confirmed.
-            ingest.wait_until(
-                lambda: warned() & {"safe_wal_size", "unreserved"} and confirmed(),
-                "it is warned of",
-            )
-            slot = ingest.status.slot
-            assert slot is not None and slot.oldest is not None
-            assert slot.oldest.pid == left.info.backend_pid
-            assert slot.oldest.age_s is not None and slot.oldest.age_s > 0
-            assert (slot.retained or 0) > 40 << 20 > (slot.unconfirmed or 0)
-            assert slot.keep_bytes == 64 << 20
-            left.commit()
-            ingest.wait_until(
-                lambda: connection.execute("CHECKPOINT") and not warned(), "the danger is over"
-            )
-            ingest.assert_equal()
-        finally:
-            ingest.stop()
 
 
 # ---------------------------------------------------------------- who holds the slot
