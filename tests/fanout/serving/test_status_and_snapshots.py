@@ -8,7 +8,7 @@ import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
+from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from laredo_model.position import text
@@ -135,16 +135,3 @@ async def test_refusals(tmp_path: Path, call: Any, code: grpc.StatusCode) -> Non
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(world)
         assert refused.value.code() is code
-
-
-async def test_all_calls_want_the_token(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
-    async with running(
-        tmp_path / "store", table=with_snapshots(tmp_path), listener=listener
-    ) as world:
-        for call in (status(world), listed(world), fetched(world, "public.users@0_1-5")):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call
-            assert refused.value.code() is Code.UNAUTHENTICATED

@@ -106,9 +106,9 @@ def test_it_follows_a_table_through_losses_and_a_restart(
 
 
 @asynccontextmanager
-async def serving(path: Path, **options: Any) -> AsyncIterator[tuple[World, int]]:
+async def serving(path: Path) -> AsyncIterator[tuple[World, int]]:
     """A server with a table of 1,000 rows, and the port for Connect."""
-    listener = connect_listener(**options)
+    listener = connect_listener()
     table = ServingTableOptions(snapshot_path=path / "snapshots")
     assert listener.connect is not None
     async with connected(path / "store", listener=listener, table=table, users=1000) as (world, _):
@@ -182,26 +182,3 @@ async def test_errors_have_their_codes(go_client: Path, tmp_path: Path) -> None:
         ):
             (end,) = await asyncio.to_thread(answer_of, go_client, port, call, request)
             assert end["code"] == code and message in end["message"], (call, end)
-
-
-async def test_its_token_is_asked_for(go_client: Path, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret\nother public.others\n")
-    async with serving(tmp_path, tokens_file=tokens) as (_, port):
-        for token, code in (
-            ((), "unauthenticated"),
-            (("-token", "wrong"), "unauthenticated"),
-            (("-token", "other"), "permission_denied"),
-        ):
-            for call in ("Sync", "GetReplicationStatus"):
-                (end,) = await asyncio.to_thread(answer_of, go_client, port, call, ASKED, *token)
-                assert end["code"] == code, (token, call)
-        status, end = await asyncio.to_thread(
-            answer_of, go_client, port, "GetReplicationStatus", ASKED, "-token", "secret"
-        )
-        assert status["rowCount"] == "1000" and end["code"] == "ok"
-        with calling(go_client, port, "Follow", ASKED, "-token", "secret") as call:
-            assert await asyncio.to_thread(call.until, "snapshot") == 1000
-            # A token that is taken away ends its streams.
-            tokens.write_text("other public.others\n")
-            assert (await asyncio.to_thread(call.all))[-1]["code"] == "unauthenticated"

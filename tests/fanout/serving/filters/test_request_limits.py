@@ -21,6 +21,7 @@ from tests.support.server.serving_world import Stream, World, running
 Code = grpc.StatusCode
 COLLIDES = 2**61 - 1
 """Python's hash of a number is its remainder by this."""
+STREAMING = ("Sync", "FetchSnapshot")
 
 
 def listed(*values: struct_pb2.Value) -> wire.FieldPredicate:
@@ -39,9 +40,8 @@ def texts(count: int, text: Callable[[int], str]) -> wire.FieldPredicate:
 
 
 def raw(world: World, call: str, data: bytes, metadata: Any = None) -> Stream:
-    streams = call in ("Sync", "FetchSnapshot")
     channel = world.channel()
-    kind = channel.unary_stream if streams else channel.unary_unary
+    kind = channel.unary_stream if call in STREAMING else channel.unary_unary
     return Stream(kind(f"/{SERVICE}/{call}")(data, metadata=metadata))
 
 
@@ -82,7 +82,7 @@ async def test_other_calls_are_limited_too(tmp_path: Path, call: str) -> None:
     async with running(tmp_path, users=3) as world:
         stream = raw(world, call, b"\x0a" + b"\x80\x80\x20" + b"x" * (1 << 19))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stream.call if call != "FetchSnapshot" else await stream.call.read()
+            await stream.call.read() if call in STREAMING else await stream.call
         assert refused.value.code() is Code.INVALID_ARGUMENT
         assert "524292" in (refused.value.details() or "")
 
@@ -95,13 +95,11 @@ async def test_who_has_no_token_is_refused_before_anything_is_decoded(
     tokens.write_text("secret\n")
     listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
     async with running(tmp_path / "store", listener=listener, users=3) as world:
-        stream = raw(world, call, b"\xff" * 1000, [("authorization", "Bearer guess")])
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            if call in ("Sync", "FetchSnapshot"):
-                await stream.call.read()
-            else:
-                await stream.call
-        assert refused.value.code() is Code.UNAUTHENTICATED
+        for metadata in (None, [("authorization", "Bearer guess")]):
+            stream = raw(world, call, b"\xff" * 1000, metadata)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stream.call.read() if call in STREAMING else await stream.call
+            assert refused.value.code() is Code.UNAUTHENTICATED
 
 
 async def test_whose_token_is_for_another_table_costs_no_filter(
