@@ -1,6 +1,5 @@
 """Callers that are accepted, and the codes with which others are refused."""
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -70,19 +69,6 @@ async def test_a_table_that_is_not_configured_or_not_ready_and_bytes_that_are_no
 def test_a_caller_counts_by_its_host(address: str, host: str, is_local: bool) -> None:
     caller = caller_from((address, 50_000), "", None)
     assert (caller.host, caller.is_local) == (host, is_local)
-
-
-async def test_max_clients_counts_open_sessions(tmp_path: Path) -> None:
-    async with running(tmp_path, max_clients=2, users=3) as world:
-        streams = [world.sync(client_id=str(number)) for number in range(2)]
-        for stream in streams:
-            await stream.next("handshake")
-        code, details = await world.sync().ends()
-        assert code is Code.RESOURCE_EXHAUSTED and "max_clients" in details
-        streams[0].cancel()
-        while len(world.registry.leases) == 2:
-            await asyncio.sleep(0.01)
-        await world.sync().next("handshake")
 
 
 async def test_tokens(tmp_path: Path) -> None:

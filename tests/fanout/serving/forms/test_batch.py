@@ -59,16 +59,3 @@ async def test_a_client_that_still_asks_for_changes_out_of_order_has_them_in_ord
         while len(found) < 2:
             found += (await stream.next("change_batch")).positions
         assert found == positions
-
-
-async def test_old_rows_come_only_to_those_who_asked(tmp_path: Path) -> None:
-    async with running(tmp_path, users=5) as world:
-        wants = world.sync(batch=True, want_old=True)
-        doesnt = world.sync(batch=True)
-        for stream in (wants, doesnt):
-            await stream.next("handshake")
-            await stream.snapshot()
-        world.writer.commit((UPDATE, line(3, "new")), (DELETE, b"4"), (TRUNCATE, b""))
-        batch = await wants.next("change_batch")
-        assert list(batch.old_lines) == [line(3, "name 3"), line(4, "name 4"), b""]
-        assert not (await doesnt.next("change_batch")).old_lines

@@ -133,16 +133,6 @@ async def test_go_away_and_then_the_deadline(tmp_path: Path) -> None:
         assert ("leaves", "client") in world.registry.closed
 
 
-async def test_draining_ends_early_when_everybody_has_left(tmp_path: Path) -> None:
-    listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=3600)
-    async with running(tmp_path, listener=listener, users=3) as world:
-        stream = await begun(world)
-        world.drain.set()
-        await stream.next("go_away")
-        stream.cancel()
-        await asyncio.wait_for(asyncio.shield(world.serving), PATIENCE_S)
-
-
 async def test_a_draining_server_takes_no_new_sessions(tmp_path: Path) -> None:
     async with running(tmp_path, users=3) as world:
         stream = await begun(world)
