@@ -33,7 +33,6 @@ async def archived(
     *,
     destination: Destination | None = None,
     where: ArchiveOptions | None = None,
-    outcomes: list[Outcome] | None = None,
     heartbeat_interval_s: float = 0.1,
     formats: tuple[str, ...] = ("jsonl",),
     rows: int | None = None,
@@ -44,14 +43,14 @@ async def archived(
         archive=where or options(tmp_path / "archive", formats),
         heartbeat_interval_s=heartbeat_interval_s,
     )
-    told = [] if outcomes is None else outcomes
+    outcomes: list[Outcome] = []
 
     def on_replay(_: str, outcome: Outcome) -> None:
-        told.append(outcome)
+        outcomes.append(outcome)
 
     async with running(tmp_path / "state", table=table, on_replay=on_replay, **more) as world:
         archive = Archived(world.writer, destination or local(tmp_path / "archive"), formats)
-        archive.outcomes = told
+        archive.outcomes = outcomes
         if rows is not None:
             archive.copied(range(rows))
         yield world, archive

@@ -71,14 +71,13 @@ def diffs(tmp_path: Path) -> list[Path]:
 
 
 async def test_an_archive_that_may_not_be_read(tmp_path: Path, gated: Gated) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         start = windows(table, 2)
         gated.denied = True
         for _ in range(3):
             found = await read(world, table, start)
             assert (found.mode, found.state) == (FULL, table.state)
-        assert outcomes == [Outcome.UNREADABLE] * 3
+        assert table.outcomes == [Outcome.UNREADABLE] * 3
         assert gated.looks == 1, "it isn't asked again at once"
 
 
@@ -140,21 +139,19 @@ async def test_an_archive_that_does_not_answer(
 async def test_a_manifest_that_is_damaged_or_another_table_s(
     tmp_path: Path, was: str, put: str, outcome: Outcome
 ) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         start = windows(table, 2)
         manifest = tmp_path / "archive" / "users" / "manifest.json"
         manifest.write_text(manifest.read_text().replace(was, put))
         found = await read(world, table, start)
         assert (found.mode, found.state) == (FULL, table.state)
-        assert outcomes == [outcome]
+        assert table.outcomes == [outcome]
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged", "short"])
 async def test_an_object_that_is_broken_in_the_middle(tmp_path: Path, how: str) -> None:
     """Nothing of it is sent; the same stream brings a snapshot, the next client one at once."""
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         start = windows(table, 3, name="whole")
         victim = diffs(tmp_path)[1]
         data = victim.read_bytes()
@@ -169,9 +166,9 @@ async def test_an_object_that_is_broken_in_the_middle(tmp_path: Path, how: str) 
         assert found.positions == [first], "only the first window came"
         assert len(found.changes) == 3
         assert not any(b"wrong" in row for _, _, row, _ in found.changes)
-        assert outcomes == [Outcome.BROKEN]
+        assert table.outcomes == [Outcome.BROKEN]
         assert (await read(world, table, start)).mode == FULL
-        assert outcomes == [Outcome.BROKEN, Outcome.UNREADABLE]
+        assert table.outcomes == [Outcome.BROKEN, Outcome.UNREADABLE]
 
 
 async def test_heartbeats_while_the_archive_keeps_us_waiting(
@@ -218,15 +215,14 @@ async def test_a_slow_archive_is_not_held_against_the_client(
 
 async def test_a_client_that_takes_nothing_is_let_go(tmp_path: Path) -> None:
     listener = ListenerOptions("127.0.0.1", 0, drain_grace_s=0.2, stall_timeout_s=0.3)
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, listener=listener, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path, listener=listener) as (world, table):
         # More than sockets and HTTP/2 windows take without anybody reading.
         start = windows(table, 1, rows=400, name="x" * 100_000)
         stream = _stream(world, start)
         await stream.next("handshake")
         await until(lambda: not world.registry.leases)
         assert world.registry.closed == [("test", "stalled")]
-        assert outcomes == [Outcome.LEFT]
+        assert table.outcomes == [Outcome.LEFT]
 
 
 def _stream(world: World, position: int) -> Stream:
@@ -275,12 +271,11 @@ async def test_a_large_window_without_room_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archives, "DISK_RESERVE", 1 << 60)
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         start = windows(table, 1, rows=400, name="y" * 7000)
         found = await read(world, table, start)
         assert (found.mode, found.state) == (REPLAY, table.state)
-        assert outcomes == [Outcome.BROKEN] and not found.sequences
+        assert table.outcomes == [Outcome.BROKEN] and not found.sequences
 
 
 async def test_large_windows_come_in_pieces(tmp_path: Path) -> None:
@@ -333,8 +328,7 @@ async def test_a_re_base_and_retention_meanwhile(tmp_path: Path, gated: Gated) -
 
 
 async def test_a_schema_change_meanwhile(tmp_path: Path, gated: Gated) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         start = windows(table, 2)
         gated.gate.clear()
         stream = _stream(world, start)
@@ -345,7 +339,7 @@ async def test_a_schema_change_meanwhile(tmp_path: Path, gated: Gated) -> None:
             assert isinstance(message, wire.ChangeBatch)
         _, lines, _ = await stream.snapshot()
         assert lines == [line(1, "copied anew")]
-        await until(lambda: outcomes == [Outcome.LEFT])
+        await until(lambda: table.outcomes == [Outcome.LEFT])
 
 
 async def test_a_drain_meanwhile_is_said_between_two_windows(tmp_path: Path, gated: Gated) -> None:
@@ -364,15 +358,14 @@ async def test_a_drain_meanwhile_is_said_between_two_windows(tmp_path: Path, gat
 
 
 async def test_who_leaves_lets_everything_go(tmp_path: Path, gated: Gated) -> None:
-    outcomes: list[Outcome] = []
-    async with archived(tmp_path, outcomes=outcomes) as (world, table):
+    async with archived(tmp_path) as (world, table):
         start = windows(table, 2)
         gated.gate.clear()
         stream = _stream(world, start)
         await stream.next("handshake")
         await until(lambda: bool(gated.opened))
         stream.cancel()
-        await until(lambda: outcomes == [Outcome.LEFT])
+        await until(lambda: table.outcomes == [Outcome.LEFT])
         gated.gate.set()
         await until(lambda: not world.registry.leases)
         assert world.registry.pins[-1] == ("test", None)
