@@ -24,7 +24,7 @@ from tests.support.postgres import Database
 from tests.support.processes import eventually, free_port, until, wait_until
 from tests.support.server.fanout_program import fanout, relay, started
 from tests.support.server.relayed import relaying
-from tests.support.server.serving_world import USERS, rows, running
+from tests.support.server.serving_world import USERS, rows, running, with_tokens
 from tests.support.server.states import States
 
 
@@ -72,8 +72,7 @@ async def test_a_table_that_the_upstream_doesn_t_have_is_named(tmp_path: Path) -
 
 async def test_the_token_s_file_is_read_for_each_connection(tmp_path: Path) -> None:
     tokens, token = tmp_path / "tokens", tmp_path / "token"
-    tokens.write_text("right\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    listener = with_tokens(tokens, "right\n")
     async with running(tmp_path / "up", listener=listener) as world:
         world.writer.publish(rows(0, 3))
         async with relaying(tmp_path / "relay", world.port, token_file=token) as relay_:

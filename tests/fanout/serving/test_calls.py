@@ -11,7 +11,7 @@ from laredo_fanout.serving.call import BadTokensFile, Tokens, caller_from
 from laredo_fanout.serving.errors import CannotListen
 from laredo_fanout.serving.options import ConnectOptions, ListenerOptions, TlsFiles
 from laredo_fanout.serving.service import SERVICE
-from tests.support.server.serving_world import Stream, running
+from tests.support.server.serving_world import Stream, running, with_tokens
 
 TLS = Path(__file__).parent / "tls"
 
@@ -73,8 +73,7 @@ def test_a_caller_counts_by_its_host(address: str, host: str, is_local: bool) ->
 
 async def test_tokens(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text("# ours\nall-tables\nother public.orders # not users\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    listener = with_tokens(tokens, "# ours\nall-tables\nother public.orders # not users\n")
     async with running(tmp_path / "store", listener=listener, users=3) as world:
 
         async def code_of(authorization: str | None) -> grpc.StatusCode:

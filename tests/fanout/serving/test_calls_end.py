@@ -13,7 +13,15 @@ from laredo_fanout.serving.options import ListenerOptions, ServingTableOptions
 from laredo_fanout.serving.ports import ClientInfo
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.processes import PATIENCE_S, until
-from tests.support.server.serving_world import USERS, Lease, Stream, World, line, running
+from tests.support.server.serving_world import (
+    USERS,
+    Lease,
+    Stream,
+    World,
+    line,
+    running,
+    with_tokens,
+)
 
 Code = grpc.StatusCode
 WIDE = "w" * 20_000
@@ -121,8 +129,7 @@ async def test_a_revoked_token_s_streams_end_and_the_others_go_on(
     tmp_path: Path, quick_checks: None
 ) -> None:
     path = tmp_path / "tokens"
-    path.write_text("stays\nnarrowed\nrevoked\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=path, drain_grace_s=0.2)
+    listener = with_tokens(path, "stays\nnarrowed\nrevoked\n")
     options = with_snapshots(tmp_path)
     async with running(tmp_path / "store", table=options, listener=listener) as world:
         world.writer.publish([line(n, WIDE) for n in range(2000)])
@@ -149,8 +156,7 @@ async def test_a_file_that_is_being_written_ends_nobody_and_an_empty_one_everybo
     tmp_path: Path, quick_checks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tokens"
-    path.write_text("secret\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=path, drain_grace_s=0.2)
+    listener = with_tokens(path, "secret\n")
     async with running(tmp_path / "store", listener=listener, users=3) as world:
         looks: list[bool] = []
         look = Tokens.reread

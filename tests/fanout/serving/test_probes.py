@@ -20,13 +20,14 @@ from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from tests.support.processes import PATIENCE_S
-from tests.support.server.serving_world import World, running
+from tests.support.server.serving_world import World, running, with_tokens
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 Code = grpc.StatusCode
 SECRET = (("authorization", "Bearer secret"),)
+TOKENS = "secret public.users\n"
 
 
 def health(world: World) -> Any:
@@ -58,15 +59,9 @@ async def end_of(call: Any) -> grpc.StatusCode:
         return await call.code()
 
 
-def with_tokens(path: Path) -> ListenerOptions:
-    tokens = path / "tokens"
-    tokens.write_text("secret public.users\n")
-    return ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.5)
-
-
 async def test_health_is_what_ready_says_without_a_token(tmp_path: Path) -> None:
-    readiness = Readiness()
-    async with running(tmp_path, listener=with_tokens(tmp_path), readiness=readiness) as world:
+    listener, readiness = with_tokens(tmp_path / "tokens", TOKENS), Readiness()
+    async with running(tmp_path, listener=listener, readiness=readiness) as world:
         watched = watch(world, SERVICE)
         assert await next_status(watched) == NOT_SERVING
         for ready, status in ((True, SERVING), (False, NOT_SERVING), (True, SERVING)):
@@ -165,7 +160,7 @@ async def test_a_tool_that_knows_nothing_calls_the_service(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("version", ["v1alpha", "v1"])
 async def test_reflection_is_behind_the_token(tmp_path: Path, version: str) -> None:
-    async with running(tmp_path, listener=with_tokens(tmp_path)) as world:
+    async with running(tmp_path, listener=with_tokens(tmp_path / "tokens", TOKENS)) as world:
         channel = world.channel()
         assert await end_of(reflect(channel, version)) is Code.UNAUTHENTICATED
         wrong = (("authorization", "Bearer wrong"),)

@@ -9,17 +9,14 @@ import pytest
 from laredo_fanout.client import Endpoint
 from laredo_fanout.client.errors import Unauthenticated
 from laredo_fanout.client.stream.stream import served_tables
-from laredo_fanout.serving.options import ListenerOptions
 from laredo_service.table_pattern import TableName
-from tests.support.server.serving_world import running
+from tests.support.server.serving_world import running, with_tokens
 
 USERS, ORDERS = TableName("public", "users"), TableName("public", "orders.of.2026")
 
 
 async def test_the_tables_that_a_token_may_read_are_listed(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("all\none public.orders.of.2026\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    listener = with_tokens(tmp_path / "tokens", "all\none public.orders.of.2026\n")
     both = [".".join(USERS), ".".join(ORDERS)]
     async with running(tmp_path / "store", listener=listener, names=both) as world:
         address = f"127.0.0.1:{world.port}"

@@ -41,6 +41,12 @@ def line(number: int, name: str | None = "n", price: str = "1.00", tags: Any = N
     return orjson.dumps({"id": number, "name": name, "price": price, "tags": tags})
 
 
+def with_tokens(file: Path, text: str) -> ListenerOptions:
+    """A listener for those alone who have a token of this file."""
+    file.write_text(text)
+    return ListenerOptions("127.0.0.1", 0, tokens_file=file, drain_grace_s=0.2)
+
+
 def rows(start: int, stop: int) -> list[bytes]:
     return [line(number, f"name {number}") for number in range(start, stop)]
 

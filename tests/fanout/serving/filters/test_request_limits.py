@@ -16,7 +16,7 @@ from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from laredo_fanout.wire import replication_pb2 as wire
 from tests.support.server.filters import conditions
-from tests.support.server.serving_world import Stream, World, running
+from tests.support.server.serving_world import Stream, World, running, with_tokens
 
 Code = grpc.StatusCode
 COLLIDES = 2**61 - 1
@@ -91,9 +91,7 @@ async def test_other_calls_are_limited_too(tmp_path: Path, call: str) -> None:
 async def test_who_has_no_token_is_refused_before_anything_is_decoded(
     tmp_path: Path, call: str
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret\n")
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    listener = with_tokens(tmp_path / "tokens", "secret\n")
     async with running(tmp_path / "store", listener=listener, users=3) as world:
         for metadata in (None, [("authorization", "Bearer guess")]):
             stream = raw(world, call, b"\xff" * 1000, metadata)
@@ -105,14 +103,12 @@ async def test_who_has_no_token_is_refused_before_anything_is_decoded(
 async def test_whose_token_is_for_another_table_costs_no_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret public.orders\n")
     built: list[object] = []
     read = filters_.AllowedValues.add
     monkeypatch.setattr(
         filters_.AllowedValues, "add", lambda *given: (built.append(1), read(*given))[1]
     )
-    listener = ListenerOptions("127.0.0.1", 0, tokens_file=tokens, drain_grace_s=0.2)
+    listener = with_tokens(tmp_path / "tokens", "secret public.orders\n")
     async with running(tmp_path / "store", listener=listener, users=3) as world:
         metadata = [("authorization", "Bearer secret")]
         stream = raw(world, "Sync", asking(texts(100, str)), metadata)
