@@ -87,6 +87,14 @@ class Database:
             for statement in statements:
                 connection.execute(statement.encode())
 
+    def make(self, *tables: str, rows: int = 50) -> None:
+        """Make these tables, with rows from 1 on: ``id``, and ``v`` that is 'v' and the id."""
+        for table in tables:
+            self.run(
+                f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
+                f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series(1, {rows}) i",
+            )
+
     def drop_slots(self) -> None:
         """Drop its slots; a walsender may outlast its client by a moment."""
         with self.connect() as owner:

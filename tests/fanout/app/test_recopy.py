@@ -24,10 +24,8 @@ THROTTLED = "\nsources.pg.copy { workers = 1, max_rows_per_second = 45 }"
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """One table."""
-    with database.connect() as owner:
-        owner.execute("CREATE TABLE a (id int PRIMARY KEY, v text)")
-        owner.execute("INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, %s) i", (ROWS,))
-        owner.execute("ANALYZE a")
+    database.make("a", rows=ROWS)
+    database.run("ANALYZE a")
     return fanout(tmp_path / "server", database, "{ table = a }")
 
 

@@ -35,11 +35,8 @@ TABLES = f"{{ table = a, {QUIET} }}, {{ table = b, {QUIET} }}"
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """Two tables, the first with the rows 1..100."""
-    database.run(
-        "CREATE TABLE a (id int PRIMARY KEY, v text)",
-        "CREATE TABLE b (id int PRIMARY KEY, v text)",
-        "INSERT INTO a SELECT i, 'v' || i FROM generate_series(1, 100) i",
-    )
+    database.make("a", rows=100)
+    database.make("b", rows=0)
     return fanout(tmp_path / "server", database, TABLES)
 
 

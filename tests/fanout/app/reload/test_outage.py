@@ -10,7 +10,7 @@ from laredo_fanout.client import Mode
 from laredo_service.http.page import WIDTH
 from tests.fanout.app.reload.reloading import is_live, reload, rewrite
 from tests.support.page import Element, page_of
-from tests.support.postgres import data_directory
+from tests.support.postgres import Database, data_directory
 from tests.support.processes import eventually, until, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
 
@@ -44,28 +44,17 @@ def unreachable(server: Fanout) -> bool:
     return any("can't be reached" in problem for problem in server.problems)
 
 
-def make(postgres: EmbeddedPostgres, *tables: str) -> None:
-    with postgres.connect() as owner:
-        for table in tables:
-            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)".encode())
-            owner.execute(f"INSERT INTO {table} SELECT generate_series(1, 50)".encode())
-
-
-def execute(postgres: EmbeddedPostgres, statement: str) -> None:
-    with postgres.connect() as owner:
-        owner.execute(statement.encode())
-
-
 async def test_an_outage_is_told_and_costs_nothing(tmp_path: Path) -> None:
     with data_directory() as data:
         postgres = EmbeddedPostgres(data, settings={"max_slot_wal_keep_size": "1GB"})
-        server = fanout(tmp_path / "server", postgres.dsn(), A)
+        database = Database(postgres, "postgres")
+        server = fanout(tmp_path / "server", database.dsn, A)
         with postgres:
-            make(postgres, "a", "b", "orders_a", "orders_b")
-            execute(postgres, "ALTER SYSTEM SET wal_level = 'replica'")
+            database.make("a", "b", "orders_a", "orders_b")
+            database.run("ALTER SYSTEM SET wal_level = 'replica'")
         try:
             server.program.start()
-            _away_and_unfit_at_the_start(server, postgres)
+            _away_and_unfit_at_the_start(server, database)
             async with server.follower("public.a") as a:
                 await until(lambda: len(a.rows) == 50)
                 wait_until(lambda: server.metrics.get(SAFE, 0) > 0, "room for WAL is shown")
@@ -73,7 +62,7 @@ async def test_an_outage_is_told_and_costs_nothing(tmp_path: Path) -> None:
                 wait_until(lambda: not server.program.is_ready(), "it is away")
                 _taken_up_while_it_is_away(server)
                 postgres.start()
-                execute(postgres, "INSERT INTO a VALUES (51)")
+                database.run("INSERT INTO a VALUES (51)")
                 wait_until(lambda: is_live(server, "public.b"), "copied when it is back")
                 await until(lambda: len(a.rows) == 51)
                 server.program.wait_ready()
@@ -97,8 +86,8 @@ async def test_an_outage_is_told_and_costs_nothing(tmp_path: Path) -> None:
                 async with server.follower("public.orders_b") as orders:
                     await until(lambda: len(orders.rows) == 50)
                 postgres.start()
-                make(postgres, "orders_c")
-                execute(postgres, "INSERT INTO a VALUES (52)")
+                database.make("orders_c")
+                database.run("INSERT INTO a VALUES (52)")
                 wait_until(lambda: is_live(server, "public.orders_c"), "the new one is live")
                 await until(lambda: len(a.rows) == 52)
                 assert server.table("public.a")["copied_rows"] == 0
@@ -107,20 +96,20 @@ async def test_an_outage_is_told_and_costs_nothing(tmp_path: Path) -> None:
             postgres.stop()
 
 
-def _away_and_unfit_at_the_start(server: Fanout, postgres: EmbeddedPostgres) -> None:
+def _away_and_unfit_at_the_start(server: Fanout, database: Database) -> None:
     wait_until(lambda: unreachable(server), "it is told")
     assert health(server, "live")[0] == 200
     nothing: tuple[int, list[str]] = (503, ["no table has been copied yet"])
     wait_until(lambda: health(server, "serving") == nothing, "there is nothing to serve")
-    postgres.start()
+    database.server.start()
     checked = server.run("check")
     assert checked.returncode == 1
     assert "wal_level" in checked.stdout
     wait_until(lambda: any("wal_level is replica" in p for p in server.problems), "it is unfit")
     assert server.program.is_running()
-    execute(postgres, "ALTER SYSTEM SET wal_level = 'logical'")
-    postgres.stop()
-    postgres.start()
+    database.run("ALTER SYSTEM SET wal_level = 'logical'")
+    database.server.stop()
+    database.server.start()
     server.program.wait_ready()
     assert health(server, "serving") == health(server, "ready") == (200, [])
 

@@ -21,15 +21,6 @@ CONNECTION = 'pg.connection = "host=x"'
 RELAY = 'up { type = fanout, server = "a:1" }'
 
 
-def make(database: Database, *tables: str) -> None:
-    with database.connect() as owner:
-        for table in tables:
-            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)".encode())
-            owner.execute(
-                f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 600) i".encode()
-            )
-
-
 def tables(server: Fanout) -> set[str]:
     return set(server.status["tables"])
 
@@ -37,7 +28,7 @@ def tables(server: Fanout) -> set[str]:
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """It follows orders_*, but for two."""
-    make(database, "orders_a", "orders_b", "orders_tmp_1", "orders_old", "customers")
+    database.make("orders_a", "orders_b", "orders_tmp_1", "orders_old", "customers", rows=600)
     pattern = '{ table = "orders_*", exclude = ["orders_tmp_*", "public.orders_old"] }'
     return fanout(tmp_path / "server", database, pattern)
 
@@ -50,7 +41,7 @@ async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
         wait_until(server.program.is_ready, "ready")
         async with server.follower("public.orders_a") as a:
             await until(lambda: len(a.rows) == 600)
-            make(database, "orders_c", "orders_tmp_2")
+            database.make("orders_c", "orders_tmp_2", rows=600)
             with written(database, "orders_a", "orders_c"):
                 wait_until(lambda: is_live(server, "public.orders_c"), "the new one is live")
                 async with server.follower("public.orders_c") as c:
@@ -73,7 +64,7 @@ async def test_a_table_is_followed_once_it_is_made_and_until_it_is_dropped(
 
 async def test_a_pattern_comes_with_a_reload(server: Fanout, database: Database) -> None:
     database.run("CREATE SCHEMA other", 'CREATE SCHEMA "dot.ted"')
-    make(database, "other.t", "other.u", '"dot.ted".t')
+    database.make("other.t", "other.u", '"dot.ted".t', rows=600)
     rewrite(server, "{ table = customers }")
     with started(server):
         async with server.follower("public.customers") as kept:

@@ -22,10 +22,7 @@ A, B = "{ table = a }", "{ table = b }"
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """It serves the first of two tables."""
-    with database.connect() as owner:
-        for table in "ab":
-            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
-            owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 50) i")
+    database.make("a", "b")
     return fanout(tmp_path / "server", database, A)
 
 

@@ -18,10 +18,7 @@ from tests.support.server.states import States
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """It serves one table."""
-    database.run(
-        "CREATE TABLE a (id int PRIMARY KEY, v text)",
-        "INSERT INTO a SELECT i, 'v' FROM generate_series(1, 50) i",
-    )
+    database.make("a")
     return fanout(tmp_path / "server", database, "{ table = a }")
 
 

@@ -29,11 +29,8 @@ ROWS = 5_000
 @pytest.fixture
 def server(tmp_path: Path, database: Database) -> Fanout:
     """Three tables with rows, of which it serves two."""
-    with database.connect() as owner:
-        for table in "abc":
-            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
-            owner.execute(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, {ROWS}) i")
-            owner.execute(f"ANALYZE {table}")
+    database.make("a", "b", "c", rows=ROWS)
+    database.run("ANALYZE a, b, c")
     return fanout(tmp_path / "server", database, f"{A}, {B}")
 
 
