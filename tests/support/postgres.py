@@ -111,11 +111,11 @@ class Database:
         """Position at or after the end of the last commit."""
         return self._lsn("pg_current_wal_insert_lsn()")
 
-    def confirmed(self) -> int:
-        """Position that the slot of a test's ingest is confirmed to."""
+    def confirmed(self, slot: str = "") -> int:
+        """Position that this slot, or a test's ingest's one, is confirmed to."""
         return self._lsn(
             "(SELECT confirmed_flush_lsn FROM pg_replication_slots"
-            f" WHERE slot_name = 'slot_{self.name}')"
+            f" WHERE slot_name = '{slot or f'slot_{self.name}'}')"
         )
 
     def streamed(self) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from laredo_model import position
@@ -21,32 +20,27 @@ _RETRIES = 2
 
 
 @contextmanager
-def served(directory: Path, database: Database) -> Iterator[tuple[Fanout, psycopg.Connection]]:
+def served(directory: Path, database: Database) -> Iterator[Fanout]:
     """A server of the table ``t``, that has its first row."""
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (0)")
-    server = fanout(directory, database, "{ table = t }")
-    with started(server), database.connect() as owner:
-        yield server, owner
+    with started(fanout(directory, database, "{ table = t }")) as server:
+        yield server
 
 
 def confirmed(database: Database) -> int:
-    return database.number(
-        "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = %s",
-        f"s_{database.name}",
-    )
+    return database.confirmed(f"s_{database.name}")
 
 
-def insert(owner: psycopg.Connection, number: int) -> int:
+def insert(database: Database, number: int) -> int:
     """Insert a row; return the WAL position before it."""
-    row = owner.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
-    owner.execute("INSERT INTO t VALUES (%s)", (number,))
-    assert row is not None
-    return int(row[0])
+    before = database.position()
+    database.run(f"INSERT INTO t VALUES ({number})")
+    return before
 
 
-def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database) -> None:
+def not_confirmed(server: Fanout, database: Database) -> None:
     """Check that later changes aren't confirmed, and the server isn't ready."""
-    inserted = insert(owner, 1)
+    inserted = insert(database, 1)
     state = server.directory / "state"
     message = f"the store {state} was deleted or replaced while the server runs"
     wait_until(
@@ -54,7 +48,7 @@ def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database)
     )
     restarts = server.metrics['laredo_source_restarts_total{source="pg"}']
     stopped_at = confirmed(database)
-    insert(owner, 2)
+    insert(database, 2)
     wait_until(
         lambda: server.metrics['laredo_source_restarts_total{source="pg"}'] >= restarts + _RETRIES,
         "it was tried again",
@@ -71,12 +65,12 @@ def not_confirmed(server: Fanout, owner: psycopg.Connection, database: Database)
 
 @pytest.mark.thorough
 def test_deleted(tmp_path: Path, database: Database) -> None:
-    with served(tmp_path, database) as (server, owner):
+    with served(tmp_path, database) as server:
         shutil.rmtree(tmp_path / "state")
-        not_confirmed(server, owner, database)
+        not_confirmed(server, database)
         assert not (tmp_path / "state").exists()
         assert server.program.stop() == 0
-        owner.execute("SELECT pg_drop_replication_slot(%s)", (f"s_{database.name}",))
+        database.drop_slots()
         server.program.start()
         server.program.wait_ready()
         eventually(lambda: server.table("public.t")["rows"], 3)
@@ -85,15 +79,15 @@ def test_deleted(tmp_path: Path, database: Database) -> None:
 @pytest.mark.parametrize("instead", drawn.first(1, ["another file", "empty directory"]))
 def test_replaced_and_moved_back(tmp_path: Path, database: Database, instead: str) -> None:
     state, moved = tmp_path / "state", tmp_path / "moved"
-    with served(tmp_path, database) as (server, owner):
+    with served(tmp_path, database) as server:
         state.rename(moved)
         state.mkdir()
         if instead == "another file":
             (state / "data.mdb").write_bytes(b"another")
-        not_confirmed(server, owner, database)
+        not_confirmed(server, database)
         shutil.rmtree(state)
         moved.rename(state)
         server.program.wait_ready()
         wait_until(lambda: server.table("public.t")["rows"] == 3, "it goes on")
-        last = insert(owner, 3)
+        last = insert(database, 3)
         wait_until(lambda: confirmed(database) > last, "it is confirmed")

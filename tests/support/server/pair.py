@@ -15,7 +15,6 @@ import psycopg
 
 from laredo_archive.maintain.compare_postgres import Comparison, compare
 from laredo_archive.reader import Archive
-from laredo_model import position
 from tests.support import oracle as oracle_
 from tests.support import processes
 from tests.support.oracle import Oracle
@@ -84,7 +83,7 @@ class Pair:
                     writer.execute("DELETE FROM a WHERE id = %s", (number - 90,))
                     self.oracle.note(writer, "a")
                     self.oracle.note(writer, "b")
-        return self.written()
+        return self.database.position()
 
     def rows(self, table: str) -> set[bytes]:
         """PostgreSQL's, as lines."""
@@ -103,22 +102,11 @@ class Pair:
 
     def confirmed(self) -> int:
         """Position that the slot is confirmed to."""
-        row = self._one("SELECT confirmed_flush_lsn::text FROM pg_replication_slots")
-        return int(position.parse(str(row)))
-
-    def written(self) -> int:
-        """End of the WAL."""
-        return int(position.parse(str(self._one("SELECT pg_current_wal_insert_lsn()::text"))))
+        return self.database.confirmed(self.slot)
 
     def is_free(self) -> bool:
-        return not self._one("SELECT active FROM pg_replication_slots")
-
-    def _one(self, query: str) -> Any:
-        where = f" WHERE slot_name = '{self.slot}'" if "slots" in query else ""
-        with self.database.connect() as owner:
-            row = owner.execute((query + where).encode()).fetchone()
-        assert row is not None
-        return row[0]
+        active = "SELECT active::int FROM pg_replication_slots WHERE slot_name = %s"
+        return not self.database.number(active, self.slot)
 
     def promote(self, server: Fanout) -> None:
         """Have the standby take over, as an operator does, once the slot is free.
