@@ -49,13 +49,6 @@ def missed(writer: Writer) -> list[int]:
     return positions
 
 
-def verify(writer: Writer) -> None:
-    """A catalog check has found no silent DDL."""
-    with writer.store.transaction() as txn:
-        txn.set_verified(writer.ids[USERS], writer.position)
-    writer.wakeups.notify()
-
-
 async def resumed(relay: Relayed, position: int, *, boundaries: bool = False) -> Handshake:
     """Handshake for a client that has the rows of this position."""
     options = SyncOptions(USERS, "resumes", Position(position), HISTORY, boundaries=boundaries)
@@ -113,7 +106,7 @@ async def test_a_live_client_gets_the_differences_as_one_transaction(tmp_path: P
     async with running(tmp_path / "up") as world:
         writer = world.writer
         writer.publish(rows(0, 100))
-        verify(writer)
+        writer.verify()
         async with relaying(tmp_path / "relay", world.port) as relay:
             start = (await relay.until(writer.position)).position
             await until(lambda: relay.record().verified == start)

@@ -17,8 +17,7 @@ from tests.support.server.serving_world import HISTORY, USERS
 
 async def test_an_archive_s_diffs_are_one_transaction_each_there_too(tmp_path: Path) -> None:
     async with archived(tmp_path, rows=5) as (world, table):
-        with world.writer.store.transaction() as txn:
-            txn.set_verified(world.writer.ids[USERS], table.position)
+        world.writer.verify()
         async with relaying(tmp_path / "relay", world.port) as relay:
             first = (await relay.until(table.position)).position
             await until(lambda: relay.record().verified == first)
@@ -31,8 +30,7 @@ async def test_an_archive_s_diffs_are_one_transaction_each_there_too(tmp_path: P
             ends.append(table.position)
         table.prune()
         last = table.commit((2, "live"))
-        with world.writer.store.transaction() as txn:
-            txn.set_verified(world.writer.ids[USERS], last)
+        world.writer.verify(last)
         async with relaying(tmp_path / "relay", world.port) as relay:
             await relay.until(last)
             assert table.outcomes == [Outcome.COMPLETE]

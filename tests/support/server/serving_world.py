@@ -181,6 +181,34 @@ class Writer:
         self.wakeups.notify()
         return self.position
 
+    @property
+    def sequence(self) -> int:
+        """The newest one of the table users."""
+        return self.store.tables[self.ids[USERS]].sequence
+
+    def verify(self, position: int | None = None) -> None:
+        """A catalog check has found no silent DDL up to here, or to the writer's position."""
+        with self.store.transaction() as txn:
+            txn.set_verified(self.ids[USERS], self.position if position is None else position)
+        self.wakeups.notify()
+
+    def suspect(self, start: int) -> None:
+        """Nothing of the table users beyond ``start`` is known to be the source's."""
+        with self.store.transaction() as txn:
+            txn.set_verified(self.ids[USERS], start)
+            txn.begin_suspect_range(self.ids[USERS], "a partition was detached or dropped")
+
+    def repair(self, truth: list[bytes]) -> int:
+        """A re-copy of the table users found that these are the rows; where it ended."""
+        schema, name = USERS.split(".")
+        with self.store.transaction() as txn:
+            copied = txn.add_table(schema, name, 1, COLUMNS)
+            txn.fill(copied.id, [key_of(each) for each in truth], truth)
+            txn.publish_differences(copied.id, self.step(), self.time_us)
+            txn.set_position(self.position, self.time_us)
+        self.wakeups.notify()
+        return self.position
+
     def take_snapshot(self, directory: Path) -> str:
         """Id of a snapshot of the table users, which is in the directory now."""
         keep = Retention(keep_count=10, max_age_s=1e9)

@@ -134,7 +134,7 @@ class BaseReader:
         stream: Stream = world.sync(last_known_source_position=where, **request)
         greeting = await stream.next("handshake")
         self.mode = greeting.mode
-        sequence = world.writer.store.tables[world.writer.ids["public.users"]].sequence
+        sequence = world.writer.sequence
         left = stop_after
         while left is None or left > 0:
             message = await stream.next_of_any()

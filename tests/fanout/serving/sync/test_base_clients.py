@@ -94,10 +94,6 @@ def take_up(writer: Writer) -> None:
     writer.ids = {USERS: 1}
 
 
-def newest(writer: Writer) -> int:
-    return writer.store.tables[writer.ids[USERS]].sequence
-
-
 CLIENTS = [
     (by_grpc, "both", False),
     (by_connect, "position", True),
@@ -137,7 +133,7 @@ async def test_whoever_is_lost_anywhere_ends_with_the_rows_there_are(
                     writer.prune(keep=1)
                 stop_after = chance.randint(1, 8) if chance.random() < 0.8 else None
                 async with sync(**client.request(way), **filters) as stream:
-                    whole = await client.follow(stream, newest(writer), stop_after)
+                    whole = await client.follow(stream, writer.sequence, stop_after)
                 if whole:
                     assert client.names == truth.seen(filtered=filtered)
                 assert not client.misread
@@ -155,7 +151,7 @@ async def test_a_delete_that_may_come_again_follows_its_row(tmp_path: Path) -> N
         writer.commit((DELETE, b"0"))
         position = writer.commit((DELETE, b"1"), (UPDATE, line(2, "x")), (DELETE, b"2"))
         writer.commit((DELETE, b"3"))
-        last = newest(writer)
+        last = writer.sequence
         stream = world.sync(last_known_source_position=text(position))
         assert (await stream.next("handshake")).resume_from_sequence == last - 3
         found = [await stream.next("journal_entry") for _ in range(6)]
@@ -183,7 +179,7 @@ async def test_a_sequence_of_another_server_does_not_count(tmp_path: Path) -> No
         world.writer.commit((UPDATE, line(1, "a")))
         position = world.writer.commit((UPDATE, line(2, "b")), (UPDATE, line(3, "c")))
         world.writer.commit((UPDATE, line(4, "d")))
-        last = newest(world.writer)
+        last = world.writer.sequence
         for sequence in (last - 5, last, last + 10):
             stream = world.sync(
                 last_known_source_position=text(position), last_known_sequence=sequence
@@ -196,7 +192,7 @@ async def test_a_resume_with_nothing_to_send_ends(tmp_path: Path) -> None:
     async with running(tmp_path, users=5) as world:
         writer = world.writer
         position = writer.commit((UPDATE, line(1, "red")), (UPDATE, line(2, "b")))
-        last = newest(writer)
+        last = writer.sequence
         for asked in (
             {"last_known_sequence": last},
             {"last_known_sequence": last, "last_known_source_position": text(position)},
@@ -227,7 +223,7 @@ async def test_where_the_newest_entries_are_the_only_ones_kept(tmp_path: Path) -
         writer = world.writer
         position = writer.commit((UPDATE, line(1, "a")), (UPDATE, line(2, "b")))
         writer.commit((UPDATE, line(3, "c")))
-        last = newest(writer)
+        last = writer.sequence
         writer.prune(keep=1)
         asked = {"last_known_source_position": text(position)}
         for sequence, mode in ((last - 1, DELTA), (last - 2, FULL), (0, FULL)):
@@ -239,7 +235,7 @@ async def test_a_snapshot_that_was_cut_short_begins_again(tmp_path: Path) -> Non
     async with running(tmp_path, users=5) as world:
         writer = world.writer
         position = writer.commit((UPDATE, line(1, "a")))
-        before = newest(writer)
+        before = writer.sequence
         fresh = await world.greeted()
         begin, _, end = await fresh.base_snapshot()
 

@@ -120,7 +120,7 @@ async def test_after_a_restore_a_position_alone_may_be_of_before(
         writer = world.writer
         writer.commit_all([[(UPDATE, line(1, "never happened"))]] * 50)
         reach = writer.position
-        former = writer.store.tables[writer.ids[USERS]].sequence
+        former = writer.sequence
         restore(writer, 0x1000)
         writer.publish(rows(0, 5))
         after = writer.commit((UPDATE, line(1, "after")))
@@ -146,7 +146,7 @@ async def test_after_a_restore_a_sequence_of_the_new_history_makes_a_position_su
     async with running(tmp_path, listener=SOON, users=5) as world:
         writer = world.writer
         writer.commit_all([[(UPDATE, line(1, "never happened"))]] * 50)
-        former = writer.store.tables[writer.ids[USERS]].sequence
+        former = writer.sequence
         restore(writer, 0x1000)
         source = writer.store.source
         assert source is not None
@@ -157,7 +157,7 @@ async def test_after_a_restore_a_sequence_of_the_new_history_makes_a_position_su
         after = writer.commit((UPDATE, line(1, "after")))
         for sequence, wanted in (
             (former, FULL),
-            (writer.store.tables[writer.ids[USERS]].sequence, DELTA),
+            (writer.sequence, DELTA),
         ):
             stream = world.sync(
                 last_known_source_position=text(after), last_known_sequence=sequence

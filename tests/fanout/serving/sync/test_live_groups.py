@@ -22,7 +22,7 @@ from laredo_model.position import text
 from tests.support import drawn
 from tests.support.processes import PATIENCE_S, until
 from tests.support.server.connect_client import ConnectClient, ConnectStream, connected
-from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows
+from tests.support.server.serving_world import World, line, rows
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 BATCH, BOUNDARY = "batch/json.v1", "boundary.v1"
@@ -129,13 +129,11 @@ async def test_random_changes_reach_every_kind_as_they_reach_one_client_alone(
             ]
             writer.commit(*changes) if draw.random() < 0.7 else writer.advance()
             if draw.random() < 0.3:
-                with writer.store.transaction() as transaction:
-                    transaction.set_verified(writer.ids[USERS], writer.position)
-                world.wakeups.notify()
+                writer.verify()
             if draw.random() < 0.5:
                 await asyncio.sleep(draw.random() / 100)
         end = writer.commit((UPDATE, line(1, "a")), (UPDATE, line(2, "a")))
-        last = writer.store.reader().table(USERS).sequence
+        last = writer.sequence
         expected = [await _by_grpc(stream, last, end) for stream in alone]
         assert all(expected)
         for number, stream in enumerate(streams):
@@ -168,7 +166,7 @@ async def test_a_change_wakes_no_session_and_others_end_the_groups_until_they_we
                 await stream.next()
             assert members() == len(streams)
         assert groups() == before and len(before) == len(KINDS)
-        last = world.writer.store.reader().table(USERS).sequence
+        last = world.writer.sequence
         leases = world.registry.leases
         await until(lambda: all(lease.state.sequence == last for lease in leases))
         assert {lease.state.state for lease in leases} == {"live"}
@@ -237,9 +235,7 @@ async def test_the_verified_position_reaches_every_member_that_asked(tmp_path: P
             end = writer.commit((UPDATE, line(1, "a")))
             for stream in streams:
                 await stream.next()
-            with writer.store.transaction() as transaction:
-                transaction.set_verified(writer.ids[USERS], end)
-            world.wakeups.notify()
+            writer.verify(end)
             for stream in streams[2 * EACH : 3 * EACH]:
                 while (await stream.next("heartbeat")).boundary_position != text(end):
                     pass
@@ -249,20 +245,12 @@ async def test_a_suspect_range_is_sent_to_members_as_to_one_client_alone(tmp_pat
     """A client that was sent suspect rows as ordinary changes is refused after the repair."""
     async with fleet(tmp_path) as (world, streams):
         writer = world.writer
-        with writer.store.transaction() as transaction:
-            transaction.set_verified(writer.ids[USERS], writer.position)
-            transaction.begin_suspect_range(writer.ids[USERS], "a partition was dropped")
+        writer.suspect(writer.position)
         writer.commit((UPDATE, line(1, "a")))
         for stream in streams:
             await stream.next()
         assert members() == 0
-        truth = rows(0, 5)
-        with writer.store.transaction() as transaction:
-            copied = transaction.add_table("public", "users", 1, COLUMNS)
-            transaction.fill(copied.id, [key_of(each) for each in truth], truth)
-            transaction.publish_differences(copied.id, writer.step(), writer.time_us)
-            transaction.set_position(writer.position, writer.time_us)
-        writer.wakeups.notify()
+        writer.repair(rows(0, 5))
         asked_for_it = range(2 * EACH, 3 * EACH)
         for number, stream in enumerate(streams):
             if number in asked_for_it:

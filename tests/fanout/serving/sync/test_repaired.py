@@ -10,31 +10,10 @@ import pytest
 from laredo_model.line import Action
 from laredo_model.position import text
 from tests.support.server.filters import equals
-from tests.support.server.serving_world import COLUMNS, USERS, World, key_of, line, rows, running
+from tests.support.server.serving_world import line, rows, running
 
 BATCH, BOUNDARY = "batch/json.v1", "boundary.v1"
 INSERT, UPDATE, DELETE, _ = Action
-
-
-def _suspect(world: World, start: int) -> None:
-    """Nothing beyond ``start`` is known to be the source's."""
-    writer = world.writer
-    with writer.store.transaction() as transaction:
-        transaction.set_verified(writer.ids[USERS], start)
-        transaction.begin_suspect_range(writer.ids[USERS], "a partition was detached or dropped")
-
-
-def _repair(world: World, truth: list[bytes]) -> int:
-    """A re-copy found that these are the rows; where it ended."""
-    writer = world.writer
-    schema, name = USERS.split(".")
-    with writer.store.transaction() as transaction:
-        copied = transaction.add_table(schema, name, 1, COLUMNS)
-        transaction.fill(copied.id, [key_of(each) for each in truth], truth)
-        transaction.publish_differences(copied.id, writer.step(), writer.time_us)
-        transaction.set_position(writer.position, writer.time_us)
-    writer.wakeups.notify()
-    return writer.position
 
 
 async def _batches(stream: Any, lines: int) -> list[Any]:
@@ -61,9 +40,9 @@ async def test_a_record_that_goes_on_within_the_stretch_is_sent_in_two(
             ]
         )
         start = before + 0x10
-        _suspect(world, start)
+        writer.suspect(start)
         truth = [line(1, "doubtful"), line(2, "known"), line(3, "name 3")]
-        end = _repair(world, truth)
+        end = writer.repair(truth)
         stream = world.sync(
             capabilities=[BATCH, BOUNDARY],
             last_known_source_position=text(before),
@@ -98,8 +77,8 @@ async def test_a_filter_may_leave_nothing_of_the_part_before(tmp_path: Path) -> 
         before = writer.position
         writer.commit_all([[(UPDATE, line(1, "known"))], [(UPDATE, line(2, "doubtful"))]])
         start = before + 0x10
-        _suspect(world, start)
-        end = _repair(world, [line(1, "known"), line(2, "right"), line(3, "name 3")])
+        writer.suspect(start)
+        end = writer.repair([line(1, "known"), line(2, "right"), line(3, "name 3")])
         stream = world.sync(
             capabilities=[BATCH, BOUNDARY],
             last_known_source_position=text(before),
@@ -123,8 +102,8 @@ async def test_whoever_has_some_of_the_stretch_resumes_before_it(tmp_path: Path)
         await stream.snapshot()
         writer.commit((INSERT, line(8, "moved")))
         assert (await stream.next("change_batch")).lines == [line(8, "moved")]
-        _suspect(world, start)
-        _repair(world, [line(1, "known"), line(2, "name 2"), line(3, "name 3")])
+        writer.suspect(start)
+        writer.repair([line(1, "known"), line(2, "name 2"), line(3, "name 3")])
         code, why = await stream.ends()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert text(start) in why

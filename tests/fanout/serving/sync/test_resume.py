@@ -24,14 +24,10 @@ def two_transactions(writer: Writer) -> tuple[int, int]:
     return first, writer.commit((UPDATE, line(3, "b")))
 
 
-def newest(writer: Writer) -> int:
-    return writer.store.tables[writer.ids["public.users"]].sequence
-
-
 async def test_by_sequence_a_batch_client_is_sent_the_declared_entry_again(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         two_transactions(world.writer)
-        last = newest(world.writer)
+        last = world.writer.sequence
         stream = world.sync(batch=True, last_known_sequence=last - 1)
         handshake = await stream.next("handshake")
         assert (handshake.mode, handshake.resume_from_sequence) == (DELTA, last - 1)
@@ -44,7 +40,7 @@ async def test_by_sequence_a_batch_client_is_sent_the_declared_entry_again(tmp_p
 async def test_a_sequence_outside_the_journal_means_a_snapshot(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         two_transactions(world.writer)
-        last = newest(world.writer)
+        last = world.writer.sequence
         for sequence in (last - 100, last + 1, last + 100):
             stream = world.sync(last_known_sequence=sequence)
             assert (await stream.next("handshake")).mode == FULL, sequence
@@ -113,7 +109,7 @@ async def test_a_stale_position_means_a_snapshot(tmp_path: Path) -> None:
 async def test_position_wins_over_sequence_when_it_parses(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         first, _ = two_transactions(world.writer)
-        last = newest(world.writer)
+        last = world.writer.sequence
         both = world.sync(
             batch=True, last_known_source_position=text(first), last_known_sequence=last - 2
         )
