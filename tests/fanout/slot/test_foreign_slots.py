@@ -32,13 +32,6 @@ def _slots(database: Database) -> dict[str, object]:
     return {str(name): rest for name, *rest in rows}
 
 
-def _filled(database: Database) -> None:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 50) g",
-    )
-
-
 def test_a_slot_that_was_made_since_ours_was_seen_is_not_dropped(database: Database) -> None:
     name = f"slot_{database.name}"
     make = _MADE["pgoutput"].encode()
@@ -71,29 +64,26 @@ _MADE = {
 
 @on_versions(15)  # of those here it alone has test_decoding
 @pytest.mark.parametrize("kind", list(_MADE))
-def test_an_empty_store_takes_nobodys_slot(database: Database, ingesting: Start, kind: str) -> None:
-    _filled(database)
-    name = f"slot_{database.name}"
-    with database.connect() as connection:
+def test_an_empty_store_takes_nobodys_slot(filled: Database, ingesting: Start, kind: str) -> None:
+    name = f"slot_{filled.name}"
+    with filled.connect() as connection:
         connection.execute(_MADE[kind].encode(), (name,))
-    before = _slots(database)
+    before = _slots(filled)
     ingest = ingesting("public.t")
     try:
         problem = _refused(ingest)
         assert f"SELECT pg_drop_replication_slot('{name}');" in problem
         assert "another slot_name" in problem
-        assert (
-            "physical" if kind == "physical" else f"{kind}, database {database.name}"
-        ) in problem
+        assert ("physical" if kind == "physical" else f"{kind}, database {filled.name}") in problem
         assert "inactive" in problem
-        assert _slots(database) == before
-        with database.connect() as connection:
+        assert _slots(filled) == before
+        with filled.connect() as connection:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
         ingest.wait_live()
         ingest.assert_equal()
     finally:
         ingest.stop()
-        with database.connect() as connection:
+        with filled.connect() as connection:
             connection.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
                 " WHERE slot_name = %s AND database IS NULL",
@@ -102,79 +92,72 @@ def test_an_empty_store_takes_nobodys_slot(database: Database, ingesting: Start,
 
 
 def test_a_store_that_was_deleted_leaves_a_foreign_slot(
-    database: Database, live: Start, tmp_path: Path
+    filled: Database, live: Start, tmp_path: Path
 ) -> None:
-    _filled(database)
     ingest = live("public.t")
     ingest.stop()
-    before = _slots(database)
-    other = RunningIngest(database, tmp_path / "empty", ("public.t",)).start()
+    before = _slots(filled)
+    other = RunningIngest(filled, tmp_path / "empty", ("public.t",)).start()
     try:
         assert "has never used it" in _refused(other)
-        assert _slots(database) == before
+        assert _slots(filled) == before
     finally:
         other.stop()
     ingest.start()
     ingest.assert_equal()
 
 
-def test_a_slot_that_took_our_slots_name_is_not_ours(database: Database, live: Start) -> None:
+def test_a_slot_that_took_our_slots_name_is_not_ours(filled: Database, live: Start) -> None:
     """Ours was dropped while the server was down, and another program made one and uses it."""
-    _filled(database)
     ingest = live("public.t")
     ingest.stop()
-    name = ingest.options.slot_name
-    with database.connect() as connection:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
-        connection.execute("INSERT INTO t VALUES (100, 'missed')")
-        connection.execute(_MADE["pgoutput"].encode(), (name,))
-    before = _slots(database)
+    filled.drop_slots()
+    with filled.connect() as connection:
+        connection.execute("INSERT INTO t VALUES (1000, 'missed')")
+        connection.execute(_MADE["pgoutput"].encode(), (ingest.options.slot_name,))
+    before = _slots(filled)
     ingest.start()
     assert "isn't dropped" in _refused(ingest)
-    assert _slots(database) == before
-    with database.connect() as connection:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    assert _slots(filled) == before
+    filled.drop_slots()
     ingest.wait_until(lambda: ingest.status.slot_losses == 1, "the slot is made again")
     ingest.wait_live()
     ingest.assert_equal()
 
 
 def test_a_slot_that_was_made_as_the_store_died_is_known_again(
-    database: Database, live: Start
+    filled: Database, live: Start
 ) -> None:
     """And only that one: of the same name another's isn't."""
-    _filled(database)
     ingest = live("public.t")
     source = ingest.store.source
     assert source is not None
     ingest.stop()
     name = ingest.options.slot_name
-    with database.connect() as connection:
-        connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+    filled.drop_slots()
     for token, ours in (("0" * 32, False), (source.token, True)):
         path = ingest.path.with_name(f"died-{ours}")
         with Store.open(path, max_size=1 << 30) as store, store.transaction() as transaction:
             transaction.set_source(replace(source, since=0))
-        with database.connect() as connection:
+        with filled.connect() as connection:
             connection.execute(
                 "SELECT begins, pg_logical_emit_message(true, 'laredo', %s || begins) FROM"
                 " (SELECT lsn - '0/0'::pg_lsn AS begins FROM"
                 " pg_create_logical_replication_slot(%s, 'pgoutput') OFFSET 0) s",
                 (f"{name}:{token}:made:", name),
             )
-        before = _slots(database)
-        restarted = RunningIngest(database, path, ("public.t",)).start()
+        before = _slots(filled)
+        restarted = RunningIngest(filled, path, ("public.t",)).start()
         try:
             if ours:
                 restarted.wait_live()
                 restarted.assert_equal()
             else:
                 assert "isn't dropped" in _refused(restarted)
-                assert _slots(database) == before
+                assert _slots(filled) == before
         finally:
             restarted.stop()
-        with database.connect() as connection:
-            connection.execute("SELECT pg_drop_replication_slot(%s)", (name,))
+        filled.drop_slots()
 
 
 def test_who_takes_our_connections_name_isnt_ended(database: Database) -> None:
@@ -210,7 +193,10 @@ def two(clusters: Clusters) -> Iterator[tuple[Database, Database]]:
     with server.connect() as connection:
         connection.execute("CREATE DATABASE one")
         connection.execute("CREATE DATABASE other")
-    yield Database(server, "one"), Database(server, "other")
+    both = Database(server, "one"), Database(server, "other")
+    for database in both:
+        database.make("t")
+    yield both
 
 
 def _by_default(
@@ -225,10 +211,7 @@ def _by_default(
 def test_two_databases_of_a_cluster_with_all_defaults(
     two: tuple[Database, Database], tmp_path: Path, at_once: bool
 ) -> None:
-    ingests = []
-    for database in two:
-        _filled(database)
-        ingests.append(_by_default(database, tmp_path / database.name))
+    ingests = [_by_default(database, tmp_path / database.name) for database in two]
     one, other = ingests
     try:
         one.start()
