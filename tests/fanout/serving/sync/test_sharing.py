@@ -29,6 +29,11 @@ async def writer(tmp_path: Path):
         yield made
 
 
+@pytest.fixture
+def recent(writer: Writer) -> RecentRecords:
+    return RecentRecords(writer.store.reader())
+
+
 def named(name: str) -> RowFilter:
     return RowFilter(conditions([equals("name", name)]), COLUMNS)
 
@@ -44,13 +49,11 @@ def forms() -> list[Form]:
     ]
 
 
-async def test_a_record_is_encoded_once_per_form(writer: Writer) -> None:
-    reader = writer.store.reader()
-    recent = RecentRecords(reader)
-    start = reader.table_by_id(1).sequence
+async def test_a_record_is_encoded_once_per_form(writer: Writer, recent: RecentRecords) -> None:
+    start = writer.sequence
     for number in range(5):
         writer.commit((UPDATE, line(1, str(number))))
-    end = reader.table_by_id(1).sequence
+    end = writer.sequence
     for _ in range(10):
         for form in forms():
             cursor = start
@@ -62,19 +65,10 @@ async def test_a_record_is_encoded_once_per_form(writer: Writer) -> None:
     assert recent.encoded_total == 5 * len(forms())
 
 
-async def test_sessions_at_the_same_place_send_the_same_object(writer: Writer) -> None:
-    reader = writer.store.reader()
-    recent = RecentRecords(reader)
-    after = reader.table_by_id(1).sequence
-    writer.commit((UPDATE, line(1, "x")))
-    first, second = [(await recent.after(1, after, forms()[0]))[0].messages for _ in range(2)]
-    assert first[0] is second[0]
-
-
-async def test_sessions_that_meet_at_a_large_record_have_it_encoded_once(writer: Writer) -> None:
-    reader = writer.store.reader()
-    recent = RecentRecords(reader)
-    after = reader.table_by_id(1).sequence
+async def test_sessions_that_meet_at_a_large_record_have_it_encoded_once(
+    writer: Writer, recent: RecentRecords
+) -> None:
+    after = writer.sequence
     writer.commit(*[(UPDATE, line(1, str(number))) for number in range(1400)])
     found = [recent.after(1, after, forms()[4]) for _ in range(3)]
     leaves, *others = map(asyncio.ensure_future, found)
@@ -86,21 +80,18 @@ async def test_sessions_that_meet_at_a_large_record_have_it_encoded_once(writer:
 
 
 async def test_the_cache_is_bounded(writer: Writer) -> None:
-    reader = writer.store.reader()
-    recent = RecentRecords(reader, capacity=50_000)
-    cursor = reader.table_by_id(1).sequence
+    recent = RecentRecords(writer.store.reader(), capacity=50_000)
+    cursor = writer.sequence
     for number in range(20):
         writer.commit((UPDATE, line(1, str(number) * 10_000)))
     while records := await recent.after(1, cursor, forms()[0]):
         cursor = records[-1].last_sequence
         assert recent.size <= 50_000
-    assert cursor == reader.table_by_id(1).sequence
+    assert cursor == writer.sequence
 
 
-async def test_a_cursor_in_the_middle_of_a_record(writer: Writer) -> None:
-    reader = writer.store.reader()
-    recent = RecentRecords(reader)
-    start = reader.table_by_id(1).sequence
+async def test_a_cursor_in_the_middle_of_a_record(writer: Writer, recent: RecentRecords) -> None:
+    start = writer.sequence
     writer.commit(*[(UPDATE, line(1, str(number))) for number in range(10)])
     for skipped in range(10):
         # A filtered client that may know the transaction's beginning learns that it ended.
@@ -114,10 +105,8 @@ async def test_a_cursor_in_the_middle_of_a_record(writer: Writer) -> None:
             assert len(record.messages) == count
 
 
-async def test_below_the_journal(writer: Writer) -> None:
-    reader = writer.store.reader()
-    recent = RecentRecords(reader)
-    start = reader.table_by_id(1).sequence
+async def test_below_the_journal(writer: Writer, recent: RecentRecords) -> None:
+    start = writer.sequence
     for number in range(5):
         writer.commit((UPDATE, line(1, str(number))))
     writer.prune(keep=1)
