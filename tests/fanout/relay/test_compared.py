@@ -75,9 +75,8 @@ async def followed(
 
 
 async def test_a_snapshot_reaches_clients_as_the_rows_that_differ(tmp_path: Path) -> None:
-    async with running(tmp_path / "up") as world:
+    async with running(tmp_path / "up", users=100) as world:
         writer = world.writer
-        writer.publish(rows(0, 100))
         before = writer.position
         async with relaying(tmp_path / "relay", world.port) as relay:
             sequence = (await relay.until(before)).sequence
@@ -103,9 +102,8 @@ async def test_a_snapshot_reaches_clients_as_the_rows_that_differ(tmp_path: Path
 
 
 async def test_a_live_client_gets_the_differences_as_one_transaction(tmp_path: Path) -> None:
-    async with running(tmp_path / "up") as world:
+    async with running(tmp_path / "up", users=100) as world:
         writer = world.writer
-        writer.publish(rows(0, 100))
         writer.verify()
         async with relaying(tmp_path / "relay", world.port) as relay:
             start = (await relay.until(writer.position)).position
@@ -159,9 +157,8 @@ async def test_other_tables_changes_come_while_a_large_one_is_compared(
 
 
 async def test_nothing_differs_and_nothing_is_sent(tmp_path: Path) -> None:
-    async with running(tmp_path / "up") as world:
+    async with running(tmp_path / "up", users=10) as world:
         writer = world.writer
-        writer.publish(rows(0, 10))
         async with relaying(tmp_path / "relay", world.port) as relay:
             record = await relay.until(writer.position)
         writer.commit((Action.UPDATE, line(1, "x")))
@@ -185,9 +182,8 @@ async def copied_again(relay: Relayed, writer: Writer) -> None:
 
 
 async def test_a_recopy_sends_what_differs_and_nothing_where_nothing_does(tmp_path: Path) -> None:
-    async with running(tmp_path / "up") as world:
+    async with running(tmp_path / "up", users=10) as world:
         writer = world.writer
-        writer.publish(rows(0, 10))
         async with relaying(tmp_path / "relay", world.port) as relay:
             before = await relay.until(writer.position)
         async with relaying(tmp_path / "relay", world.port) as relay:

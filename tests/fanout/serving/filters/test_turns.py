@@ -82,8 +82,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Passes:
 async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
     tmp_path: Path, parsed: Passes, batch: bool
 ) -> None:
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 20_000))
+    async with running(tmp_path, users=20_000) as world:
         async with parsed.counting():
             stream = await world.greeted(batch=batch, filters=[NOTHING])
             await stream.next("snapshot_begin")
@@ -98,9 +97,9 @@ async def test_a_filter_that_nothing_passes_yields_within_a_snapshot(
 async def test_a_filter_that_nothing_passes_yields_within_the_journal(
     tmp_path: Path, parsed: Passes, changes: int, batch: bool
 ) -> None:
-    async with running(tmp_path, table=ServingTableOptions(heartbeat_interval_s=3600)) as world:
-        table = world.writer.publish(rows(0, 3))
-        start = world.writer.store.tables[table].sequence
+    quiet = ServingTableOptions(heartbeat_interval_s=3600)
+    async with running(tmp_path, table=quiet, users=3) as world:
+        start = world.writer.sequence
         for number in range(400 // changes + 3):
             world.writer.commit(*[(UPDATE, line(1, f"{number}"))] * changes)
         end = world.writer.commit((UPDATE, line(2, "nobody is called so but this one")))
@@ -163,9 +162,8 @@ async def test_small_records_are_read_a_few_at_a_time(
 ) -> None:
     read = Passes()
     monkeypatch.setattr(journal, "record_of", read.counted(journal.record_of))
-    async with running(tmp_path) as world:
-        table = world.writer.publish(rows(0, 3))
-        start = world.writer.store.tables[table].sequence
+    async with running(tmp_path, users=3) as world:
+        start = world.writer.sequence
         for number in range(600):
             end = world.writer.commit((UPDATE, line(1, str(number))))
         async with read.counting():
@@ -206,8 +204,7 @@ async def test_backlogs_are_counted_in_turns(
 
 async def test_others_are_served_while_one_scans(tmp_path: Path, parsed: Passes) -> None:
     """Between the beginning and the end of a long scan each commit reaches another client."""
-    async with running(tmp_path) as world:
-        world.writer.publish(rows(0, 30_000))
+    async with running(tmp_path, users=30_000) as world:
         other = world.sync(batch=True, filters=[wire.FieldPredicate(field="name", prefix="mine")])
         await other.next("handshake")
         await other.snapshot()
