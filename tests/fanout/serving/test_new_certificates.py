@@ -24,11 +24,9 @@ from tests.support.server.serving_world import line
 STATUS = wire.GetReplicationStatusRequest(schema="public", table="users")
 
 
-def shown(port: int, authority: Authority, client: TlsFiles | None = None) -> str:
+def shown(port: int, authority: Authority) -> str:
     """The name of the certificate that a new connection is shown."""
     context = ssl.create_default_context(cafile=authority.pem)
-    if client is not None:
-        context.load_cert_chain(client.cert, client.key)
     with (
         socket.create_connection(("localhost", port), PATIENCE_S) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as secure,

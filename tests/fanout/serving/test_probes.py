@@ -20,7 +20,7 @@ from laredo_fanout.serving.endpoints.probes import Readiness
 from laredo_fanout.serving.options import ListenerOptions
 from laredo_fanout.serving.service import SERVICE
 from tests.support.processes import PATIENCE_S
-from tests.support.server.serving_world import World, running, with_tokens
+from tests.support.server.serving_world import Stream, World, running, with_tokens
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -50,13 +50,8 @@ async def next_status(call: Any) -> int:
 
 async def end_of(call: Any) -> grpc.StatusCode:
     """Read to the end."""
-    async with asyncio.timeout(PATIENCE_S):
-        try:
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        except grpc.aio.AioRpcError:
-            pass
-        return await call.code()
+    code, _ = await Stream(call).ends()
+    return code
 
 
 async def test_health_is_what_ready_says_without_a_token(tmp_path: Path) -> None:
