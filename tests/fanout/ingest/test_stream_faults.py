@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,41 +136,25 @@ def _dropped(database: Database) -> bool:
         ).fetchall()
 
 
-class _Falsifying(Proxy):
-    """Makes each BEGIN a STREAM COMMIT, which is longer: the message is cut short."""
-
-    begin = re.compile(rb"(d\0\0\0\x32w.{24})B", re.DOTALL)
-    falsifies = False
-
-    def passed(self, data: bytes) -> bytes:
-        return self.begin.sub(rb"\1c", data) if self.falsifies else data
+def _falsified(data: bytes) -> bytes:
+    """Each BEGIN is a STREAM COMMIT, which is longer: the message is cut short."""
+    return re.sub(rb"(d\0\0\0\x32w.{24})B", rb"\1c", data, flags=re.DOTALL)
 
 
-def test_a_violation_of_the_protocol_is_a_state_too(database: Database, tmp_path: Path) -> None:
+def test_a_violation_of_the_protocol_is_a_state_too(
+    database: Database, proxy: Proxy, live: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
-    socket = database.server.socket_directory / ".s.PGSQL.5432"
-    directory = tmp_path / "proxy"
-    directory.mkdir()
-    proxy = _Falsifying(str(socket), directory)
-    ingest = RunningIngest(database, tmp_path / "store", ("public.t",), heartbeat_interval=0.1)
-    ingest.options = replace(
-        ingest.options, connection=f"postgresql://postgres@/{database.name}?host={directory}"
-    )
-    ingest.start()
-    try:
-        ingest.wait_live()
-        proxy.falsifies = True
+    ingest = live("public.t", heartbeat_interval=0.1, through=proxy.directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(proxy, "passed", _falsified)
         database.run("INSERT INTO t VALUES (1)")
         ingest.wait_until(lambda: _kinds(ingest), "it is noticed")
         seen = _sampled(ingest, lambda: _kinds(ingest)["protocol"] >= 4, "it is tried again")
         assert seen[-1].stream_fault.kind == "protocol"
-        proxy.falsifies = False
-        ingest.assert_equal()
-        ingest.wait_until(lambda: ingest.status.error is None, "it is over")
-        assert ingest.status.stream_fault is None
-    finally:
-        ingest.stop()
-        proxy.close()
+    ingest.assert_equal()
+    ingest.wait_until(lambda: ingest.status.error is None, "it is over")
+    assert ingest.status.stream_fault is None
 
 
 @pytest.mark.parametrize(
