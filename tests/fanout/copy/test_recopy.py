@@ -6,15 +6,21 @@ import pytest
 from laredo_fanout.errors import RecopyRefused
 from laredo_fanout.pg_catalog.side_connection import BarrierRequest, SideConnection
 from laredo_fanout.postgres.connections import Connection, SourceUnavailable
-from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status, TableRecord
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.ingest import PATIENCE_S, Gate, RunningIngest, Start, fill
 from tests.support.postgres import Database
-from tests.support.server.store_sample import state_of
-
-Entry = tuple[str, bytes, bytes, bytes]
+from tests.support.server.store_sample import (
+    DELETE,
+    INSERT,
+    UPDATE,
+    Step,
+    changes,
+    delete,
+    journal_of,
+    state_of,
+)
 
 _SMALL_RANGES = 64 << 10
 _TABLE = "public.t"
@@ -44,56 +50,27 @@ def _live(ingest: RunningIngest) -> TableRecord:
     )
 
 
-def _corrupt(ingest: RunningIngest) -> list[tuple[str, bytes]]:
+def _corrupt(ingest: RunningIngest) -> list[tuple[Action, bytes]]:
     """Rows made wrong in the stopped ingest's store; the changes that put them right."""
     ingest.stop()
     with Store.open(ingest.path, max_size=4 << 30) as store:
         live = next(each for each in store.tables.values() if each.live)
         snapshot = state_of(store.reader(), live.id)
         position = store.position
-        wrong = [b"17", b"100", b"599"]
+        wrong = ["17", "100", "599"]
         with store.transaction() as transaction:
-            changes = TableChanges(
-                bytearray([Action.UPDATE] * 3 + [Action.DELETE] * 2 + [Action.INSERT]),
-                [*wrong, b"18", b"250", b"999999"],
-                [
-                    *(snapshot[key].replace(b'"a":', b'"a":9', 1) for key in wrong),
-                    b"",
-                    b"",
-                    snapshot[b"5"].replace(b'"id":5', b'"id":999999'),
-                ],
-                [6],
-                [position],
-                [1],
-            )
-            transaction.apply(live.id, changes)
-    return [
-        *(("UPDATE", key) for key in wrong),
-        ("INSERT", b"18"),
-        ("INSERT", b"250"),
-        ("DELETE", b"999999"),
-    ]
-
-
-def _entries(ingest: RunningIngest, after: int) -> list[tuple[int, str, bytes, bytes, bytes]]:
-    """The live table's journal after this sequence: position, action, key, line, old line."""
-    found = []
-    while True:
-        records = ingest.store.reader().journal(_live(ingest).id, after)
-        if not records:
-            return found
-        for record in records:
-            batch = record.decode()
-            positions = [
-                position
-                for position, count in zip(batch.positions, batch.counts, strict=True)
-                for _ in range(count)
+            steps: list[Step] = [
+                (UPDATE, key, snapshot[key.encode()].replace(b'"a":', b'"a":9', 1)) for key in wrong
             ]
-            for position, action, key, line, old in zip(
-                positions, batch.actions, batch.keys, batch.lines, batch.old_lines, strict=True
-            ):
-                found.append((position, Action(action).name, key, line, old))
-            after = record.last_sequence
+            another = snapshot[b"5"].replace(b'"id":5', b'"id":999999')
+            steps += [delete("18"), delete("250"), (INSERT, "999999", another)]
+            transaction.apply(live.id, changes((position, steps), time_us=1))
+    return [
+        *((UPDATE, key.encode()) for key in wrong),
+        (INSERT, b"18"),
+        (INSERT, b"250"),
+        (DELETE, b"999999"),
+    ]
 
 
 def _ask(ingest: RunningIngest) -> None:
@@ -126,13 +103,13 @@ def test_exactly_the_rows_that_were_wrong_enter_the_journal(
     before, live = ingest.state(_TABLE), _live(ingest)
     _ask(ingest)
     assert _wait_done(ingest) == len(expected)
-    entries = _entries(ingest, live.sequence)
-    assert sorted(entry[1:3] for entry in entries) == sorted(expected)
-    assert len({entry[0] for entry in entries}) == 1
-    assert entries[0][0] <= ingest.store.position
-    for _, _, key, line, old in entries:
-        assert old == before.get(key, b"")
-        assert line == ingest.truth(_TABLE).get(key, b"")
+    entries = journal_of(ingest.store.reader(), live.id, live.sequence)
+    assert sorted(change[:2] for _, _, change in entries) == sorted(expected)
+    assert len({position for _, position, _ in entries}) == 1
+    assert entries[0][1] <= ingest.store.position
+    for _, _, change in entries:
+        assert change.old == before.get(change.key)
+        assert change.new == ingest.truth(_TABLE).get(change.key)
     ingest.assert_equal()
     after = _live(ingest)
     assert (after.id, after.floor) == (live.id, live.floor)
@@ -221,7 +198,7 @@ def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
     database: Database, copied: RunningIngest, gate: Gate
 ) -> None:
     copied.stop()
-    _spoil_big(copied, [b"100", b"400", b"401"])
+    _spoil_big(copied, ["100", "400", "401"])
     copied.start()
     copied.wait_live()
     gate.close_again(after=60)
@@ -242,22 +219,14 @@ def _live_rows(ingest: RunningIngest) -> dict[bytes, bytes]:
     return state_of(ingest.store.reader(), _live(ingest).id)
 
 
-def _spoil_big(ingest: RunningIngest, keys: list[bytes]) -> None:
+def _spoil_big(ingest: RunningIngest, keys: list[str]) -> None:
     with Store.open(ingest.path, max_size=4 << 30) as store:
         live = next(each for each in store.tables.values() if each.live)
         with store.transaction() as transaction:
-            lines = [b'{"id":%b,"a":%b,"big":"wrong"}' % (key, key) for key in keys]
-            transaction.apply(
-                live.id,
-                TableChanges(
-                    bytearray([Action.UPDATE] * len(keys)),
-                    keys,
-                    lines,
-                    [len(keys)],
-                    [store.position],
-                    [1],
-                ),
-            )
+            steps: list[Step] = [
+                (UPDATE, key, f'{{"id":{key},"a":{key},"big":"wrong"}}'.encode()) for key in keys
+            ]
+            transaction.apply(live.id, changes((store.position, steps), time_us=1))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +263,7 @@ def test_it_goes_on_after_a_restart_where_it_was(
     database: Database, copied: RunningIngest, gate: Gate
 ) -> None:
     copied.stop()
-    _spoil_big(copied, [b"1", b"599"])
+    _spoil_big(copied, ["1", "599"])
     copied.start()
     copied.wait_live()
     gate.close_again(after=300)
@@ -351,8 +320,4 @@ def test_who_asks_in_vain_is_told_why(database: Database, ingesting: Start, gate
     _ask(ingest)
     with gate.holding(ingest), pytest.raises(RecopyRefused, match="is running"):
         _ask(ingest)
-    _wait_ended(ingest)
-
-
-def _wait_ended(ingest: RunningIngest) -> None:
     ingest.wait_until(lambda: not ingest.status.tables[_TABLE].recopying, "it ends")
