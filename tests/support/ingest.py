@@ -363,12 +363,12 @@ def beside(
             thread.join()
 
 
-def fill(database: Database, rows: int, table: str = "t") -> None:
+def fill(database: Database, rows: int, table: str = "t", repeated: int = 100) -> None:
     """Make a table of these rows; each has a value in TOAST."""
     database.run(
         f"CREATE TABLE {table} (id int PRIMARY KEY, a int, big text)",
         f"ALTER TABLE {table} ALTER big SET STORAGE EXTERNAL",
-        f"INSERT INTO {table} SELECT g, g, repeat(md5(g::text), 100)"
+        f"INSERT INTO {table} SELECT g, g, repeat(md5(g::text), {repeated})"
         f" FROM generate_series(1, {rows}) g",
         f"ANALYZE {table}",
     )

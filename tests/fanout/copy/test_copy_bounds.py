@@ -8,27 +8,16 @@ import pytest
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
 from laredo_fanout.source_options import CopyOptions
-from tests.support.ingest import Gate, Start
+from tests.support.ingest import Gate, Start, fill
 from tests.support.postgres import Database
 
 _SMALL_RANGES = 64 << 10
 
 
-def _fill(database: Database, *tables: str, rows: int = 400, repeated: int = 100) -> None:
-    with database.connect() as connection:
-        for name in tables:
-            connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, big text)".encode())
-            connection.execute(f"ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL".encode())
-            connection.execute(
-                f"INSERT INTO {name} SELECT g, repeat(md5(g::text), {repeated})"
-                f" FROM generate_series(1, {rows}) g; ANALYZE {name}".encode()
-            )
-
-
 def test_no_snapshot_and_no_lock_between_chunks(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
-    _fill(database, "t")
+    fill(database, 400)
     gate.close_after(100)
     ingest = ingesting("public.t", workers=2, range_bytes=_SMALL_RANGES)
     with gate.holding(ingest), database.connect() as connection:
@@ -59,7 +48,8 @@ def test_no_snapshot_and_no_lock_between_chunks(
 def test_ranges_are_begun_no_faster_than_the_throttle_allows(
     database: Database, ingesting: Start
 ) -> None:
-    _fill(database, "t", "u", rows=300, repeated=10)
+    for table in "tu":
+        fill(database, 300, table, repeated=10)
     begun = time.monotonic()
     said = CopyOptions(workers=2, max_rows_per_second=200, max_connections=2)
     ingest = ingesting("public.t", "public.u", copy=said)
@@ -75,7 +65,8 @@ def test_ranges_are_begun_no_faster_than_the_throttle_allows(
 def test_one_bound_on_memory_over_all_connections(
     database: Database, live: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _fill(database, "t", "u", rows=600, repeated=200)
+    for table in "tu":
+        fill(database, 600, table, repeated=200)
     most = 0
     pump = Copier.pump
 
@@ -94,7 +85,8 @@ def test_one_bound_on_memory_over_all_connections(
 def test_connections_over_all_tables_and_workers_of_each(
     database: Database, ingesting: Start, gate: Gate
 ) -> None:
-    _fill(database, "t", "u", "v")
+    for table in "tuv":
+        fill(database, 400, table)
     said = CopyOptions(workers=2, range_bytes=_SMALL_RANGES, max_connections=5)
     ingest = ingesting("public.t", "public.u", "public.v", copy=said)
     with gate.holding(ingest), database.connect() as connection:

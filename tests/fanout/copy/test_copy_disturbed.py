@@ -15,6 +15,7 @@ from tests.support import drawn
 from tests.support.ingest import Gate, Start, beside, fill
 from tests.support.oracle import Connection
 from tests.support.postgres import Database, on_versions
+from tests.support.server.store_sample import state_of
 
 pytestmark = on_versions(16, 18)
 
@@ -92,12 +93,7 @@ def test_rows_updated_one_after_the_other_are_never_seen_in_another_order(
     def look(_: object) -> None:
         reader = ingest.store.reader()
         for view in (each for each in reader.tables() if each.shown):
-            with reader.snapshot(view.id) as snapshot:
-                rows = {
-                    key: line
-                    for keys, lines in snapshot.batches()
-                    for key, line in zip(keys, lines, strict=True)
-                }
+            rows = state_of(reader, view.id)
             assert {b"300", b"1"} <= rows.keys()
             first, second = (
                 int(rows[key].split(b'"a":')[1].split(b",")[0]) for key in (b"300", b"1")

@@ -10,7 +10,7 @@ from examples.snapshotter.embedded_postgres import EmbeddedPostgres
 from laredo_fanout.postgres.connections import Connection
 from laredo_fanout.slot import slot
 from tests.support import drawn
-from tests.support.ingest import Gate, RunningIngest, Start
+from tests.support.ingest import Gate, RunningIngest, Start, fill
 from tests.support.postgres import Database, data_directory
 from tests.support.processes import PATIENCE_S
 from tests.support.server.stuck_proxy import Proxy
@@ -29,11 +29,7 @@ def _kill(database: Database, role: str) -> int:
 
 @pytest.fixture
 def filled(database: Database) -> Database:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a int, big text)",
-        "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
-        "INSERT INTO t SELECT g, g, repeat(md5(g::text), 80) FROM generate_series(1, 3000) g",
-    )
+    fill(database, 3000)
     return database
 
 
