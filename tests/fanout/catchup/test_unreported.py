@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.catchup import segment_run, spool
+from laredo_fanout.catchup import segment_run
 from laredo_fanout.catchup.plan import Failure, Order, Report, Segment, SpoolPiece
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.watchdog import Watchdog
@@ -41,47 +41,33 @@ def ends_after(
         time.sleep(0.005)  # poll
 
 
-def put(directory: Path, segment: int, sizes: dict[int, int]) -> None:
-    for number, size in sizes.items():
-        spool.path(directory, segment, number).write_bytes(b"x" * size)
-
-
-def there(directory: Path) -> dict[str, int]:
-    return {file.name: file.stat().st_size for file in directory.iterdir()}
-
-
+@pytest.mark.parametrize(
+    ("there", "planned", "reports", "left"),
+    [
+        ([50, 900, 70], (), (Report(0, 50, 0x20, 0x20), Report(1, 40, 0x30, 0x30)), [50, 40]),
+        ([900], (), (Report(0, 0, 0x10, 0x10),), []),
+        ([50, 60, 900], (SpoolPiece(0, 50, 0x20), SpoolPiece(1, 40, 0x30)), (), [50, 40]),
+    ],
+    ids=["reported", "nothing whole is reported", "what the plan has, before the first report"],
+)
 def test_the_end_of_a_piece_and_what_comes_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[int],
+    planned: tuple[SpoolPiece, ...],
+    reports: tuple[Report, ...],
+    *,
+    left: list[int],
 ) -> None:
     directory = tmp_path / "spools"
     directory.mkdir()
-    put(directory, 2, {0: 50, 1: 900, 2: 70})
-    put(directory, 3, {0: 800, 5: 10})
-    run = SegmentRun(Segment(2, 0x10, 0x90), order(directory), Watchdog())
-    ends_after(monkeypatch, directory, run, Report(0, 50, 0x20, 0x20), Report(1, 40, 0x30, 0x30))
-    assert there(directory) == {"0002-000000": 50, "0002-000001": 40, "0003-000000": 800} | {
-        "0003-000005": 10
-    }
-    assert run.failure is Failure.NO_SPACE and [piece.size for piece in run.pieces] == [50, 40]
-
-
-def test_of_one_that_reported_nothing_whole_nothing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "spools"
-    directory.mkdir()
-    put(directory, 2, {0: 900})
-    run = SegmentRun(Segment(2, 0x10, 0x90), order(directory), Watchdog())
-    ends_after(monkeypatch, directory, run, Report(0, 0, 0x10, 0x10))
-    assert there(directory) == {}
-
-
-def test_what_the_plan_has_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of a process that ends before its first report."""
-    directory = tmp_path / "spools"
-    directory.mkdir()
-    put(directory, 2, {0: 50, 1: 60, 2: 900})
-    pieces = (SpoolPiece(0, 50, 0x20), SpoolPiece(1, 40, 0x30))
-    run = SegmentRun(Segment(2, 0x10, 0x90, pieces=pieces), order(directory), Watchdog())
-    ends_after(monkeypatch, directory, run)
-    assert there(directory) == {"0002-000000": 50, "0002-000001": 40}
+    others = {"0003-000000": 800, "0003-000005": 10}
+    sizes = {f"0002-{number:06}": size for number, size in enumerate(there)}
+    for name, size in (others | sizes).items():
+        (directory / name).write_bytes(b"x" * size)
+    run = SegmentRun(Segment(2, 0x10, 0x90, pieces=planned), order(directory), Watchdog())
+    ends_after(monkeypatch, directory, run, *reports)
+    stays = {f"0002-{number:06}": size for number, size in enumerate(left)}
+    found = {file.name: file.stat().st_size for file in directory.iterdir()}
+    assert found == others | stays
+    assert run.failure is Failure.NO_SPACE and [piece.size for piece in run.pieces] == left
