@@ -114,49 +114,6 @@ def test_who_writes_to_a_partition_alone_is_waited_for(database: Database, live:
     ingest.assert_equal()
 
 
-UNFIT = {
-    "a foreign partition": (
-        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
-        " CREATE FOREIGN TABLE {t}_f PARTITION OF {t} FOR VALUES FROM (0) TO (10) SERVER s",
-        'ALTER TABLE "public"."{t}" DETACH PARTITION public.{t}_f;',
-    ),
-    "an unlogged partition": (
-        "CREATE UNLOGGED TABLE {t}_f PARTITION OF {t} FOR VALUES FROM (0) TO (10)",
-        "ALTER TABLE public.{t}_f SET LOGGED;",
-    ),
-    "a partition with another identity": (
-        "CREATE TABLE {t}_f PARTITION OF {t} FOR VALUES FROM (0) TO (10);"
-        " ALTER TABLE {t}_f REPLICA IDENTITY NOTHING",
-        "ALTER TABLE public.{t}_f REPLICA IDENTITY DEFAULT;",
-    ),
-}
-
-
-def test_unfit_partitions_are_refused_with_their_cure(database: Database, ingesting: Start) -> None:
-    names = {kind: f"bad_{number}" for number, kind in enumerate(UNFIT)}
-    for kind, (statement, _) in UNFIT.items():
-        key = "" if kind.startswith("a foreign") else " PRIMARY KEY"
-        made = f"CREATE TABLE {{t}} (id int{key}, a text) PARTITION BY RANGE (id); {statement}"
-        database.run(made.replace("{t}", names[kind]))
-    database.run("CREATE TABLE good (id int PRIMARY KEY)")
-    tables = {kind: f"public.{name}" for kind, name in names.items()}
-    ingest = ingesting(*tables.values(), "public.good", heartbeat_interval=0.1)
-    ingest.wait_live("public.good")
-    cured = []
-    for kind, (_, statement) in UNFIT.items():
-        error = ingest.status.tables[tables[kind]].error
-        cure = statement.replace("{t}", names[kind])
-        assert error is not None and cure in error, kind
-        if not kind.startswith("a foreign"):
-            table = tables[kind]
-            database.run(
-                f"INSERT INTO {table} VALUES (1, 'a')", f"UPDATE {table} SET a = 'b'", cure
-            )
-            cured.append(table)
-    ingest.wait_live(*cured)
-    ingest.assert_equal(*cured)
-
-
 def test_partition_that_is_attached_without_identity_leaves_the_publication(
     database: Database, live: Start
 ) -> None:

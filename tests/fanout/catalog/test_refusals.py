@@ -50,6 +50,23 @@ UNFIT = {
         "CREATE TABLE {t} (id int) PARTITION BY RANGE (id)",
         'ALTER TABLE "public"."{t}" ADD PRIMARY KEY (...);',
     ),
+    "a foreign partition": (
+        "CREATE TABLE {t} (id int, a text) PARTITION BY RANGE (id);"
+        " CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+        " CREATE FOREIGN TABLE {t}_f PARTITION OF {t} FOR VALUES FROM (0) TO (10) SERVER s",
+        'ALTER TABLE "public"."{t}" DETACH PARTITION public.{t}_f;',
+    ),
+    "an unlogged partition": (
+        "CREATE TABLE {t} (id int PRIMARY KEY, a text) PARTITION BY RANGE (id);"
+        " CREATE UNLOGGED TABLE {t}_f PARTITION OF {t} FOR VALUES FROM (0) TO (10)",
+        "ALTER TABLE public.{t}_f SET LOGGED;",
+    ),
+    "a partition with another identity": (
+        "CREATE TABLE {t} (id int PRIMARY KEY, a text) PARTITION BY RANGE (id);"
+        " CREATE TABLE {t}_f PARTITION OF {t} FOR VALUES FROM (0) TO (10);"
+        " ALTER TABLE {t}_f REPLICA IDENTITY NOTHING",
+        "ALTER TABLE public.{t}_f REPLICA IDENTITY DEFAULT;",
+    ),
 }
 
 
@@ -80,11 +97,13 @@ def test_unfit_tables_are_refused_until_they_are_cured_and_the_others_go_on(
                 "INSERT INTO {t} VALUES (3)",
             ):
                 connection.execute(statement.replace("{t}", names[kind]).encode())
-    cured = names["no key"]
-    database.run(f"ALTER TABLE {cured} ADD PRIMARY KEY (id)")
-    ingest.wait_live(f"public.{cured}")
-    ingest.assert_equal(f"public.{cured}")
-    assert ingest.status.tables[f"public.{cured}"].error is None
+    for kind in ("no key", "an unlogged partition", "a partition with another identity"):
+        table = f"public.{names[kind]}"
+        cure = UNFIT[kind][1].replace("{t}", names[kind]).replace("...", "id")
+        database.run(f"INSERT INTO {table} VALUES (1, 'a')", f"UPDATE {table} SET a = 'b'", cure)
+        ingest.wait_live(table)
+        ingest.assert_equal(table)
+        assert ingest.status.tables[table].error is None
 
 
 def test_generated_key_is_followed_where_it_is_published(database: Database, live: Start) -> None:
