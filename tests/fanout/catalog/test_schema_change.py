@@ -88,10 +88,7 @@ def test_schema_changes(database: Database, live: Start) -> None:
             ingest.wait_until(lambda: closed, "it is noticed")
     database.run("INSERT INTO other VALUES (1)")
     for name in tables:
-        ingest.wait_until(
-            lambda name=name: ingest.is_live(name) and ingest.record(name).id != before[name].id,
-            f"{name} was copied again",
-        )
+        ingest.wait_copied_again(before[name])
     ingest.assert_equal()
     for name, kind in tables.items():
         former, after = before[name], ingest.record(name)

@@ -38,19 +38,10 @@ def wait_verified(ingest: RunningIngest, position: int, table: str = "public.t")
     ingest.wait_until(lambda: verified(ingest, table) >= position, f"{table} is verified")
 
 
-def wait_copied_again(ingest: RunningIngest) -> None:
-    def second_is_live() -> bool:
-        record = ingest.known("public.t")
-        return record is not None and record.incarnation == 2 and record.live
-
-    ingest.wait_until(second_is_live, "it is copied again")
-
-
 def looks_pass(ingest: RunningIngest) -> None:
     """Several catalog checks have verified the table that isn't altered."""
     for _ in range(4):
-        before = verified(ingest, "public.other")
-        wait_verified(ingest, before + 1, "public.other")
+        wait_verified(ingest, verified(ingest, "public.other") + 1, "public.other")
 
 
 STATEMENTS = (
@@ -86,6 +77,7 @@ def test_while_tables_are_altered_their_verified_positions_stay(
 def test_a_prepared_transaction_that_alters_a_table_holds_it_up(
     database: Database, ingest: RunningIngest
 ) -> None:
+    before = ingest.record("public.t")
     database.run(f"BEGIN; {REWRITE}; PREPARE TRANSACTION 'rewrites'")
     prepared = database.position()
     try:
@@ -94,7 +86,7 @@ def test_a_prepared_transaction_that_alters_a_table_holds_it_up(
         assert ingest.status.tables["public.t"].altered_by == (0,)
     finally:
         database.run("COMMIT PREPARED 'rewrites'")
-    wait_copied_again(ingest)
+    ingest.wait_copied_again(before)
     wait_verified(ingest, database.position())
     ingest.assert_equal()
 
@@ -124,7 +116,7 @@ def test_a_rewrite_whose_commit_waits_for_a_standby_is_not_passed(
         now = ingest.record("public.t")
         assert now.live and now.id == before.id
     altering.join()
-    wait_copied_again(ingest)
+    ingest.wait_copied_again(before)
     ingest.assert_equal()
 
 
@@ -141,7 +133,7 @@ def test_a_closed_table_is_not_verified_any_further(
 
     ingest.on_commit = note
     database.run(REWRITE)
-    wait_copied_again(ingest)
+    ingest.wait_copied_again(before)
     assert closed
     assert {each[0] for each in closed} == {closed[0][0]}
 

@@ -219,19 +219,14 @@ def test_a_publication_that_went_and_came_back(
         for chosen, (statement, undone) in OF_PUBLICATION.values():
             if chosen != published:
                 continue
-            before = {name: ingest.record(name).id for name in ("public.t", "public.r")}
+            before = [ingest.record(name) for name in ("public.t", "public.r")]
             if stopped:
                 ingest.stop()
             _run(database, ingest, owner, f"BEGIN; {statement}; {_UNSEEN}; {undone}; COMMIT")
             if stopped:
                 ingest.start()
-            for name, former in before.items():
-                ingest.wait_until(
-                    lambda name=name, former=former: (
-                        ingest.is_live(name) and ingest.record(name).id != former
-                    ),
-                    f"{name} is copied again",
-                )
+            for former in before:
+                ingest.wait_copied_again(former)
             ingest.assert_equal()
 
 
@@ -250,19 +245,16 @@ def test_a_partition_without_the_key_beside_a_column_list(database: Database, li
         ):
             connection.execute(statement.encode())
         ingest = live("public.r", heartbeat_interval=0.2)
-        before = ingest.record("public.r").id
+        before = ingest.record("public.r")
         connection.execute("UPDATE r SET id = id + 100 WHERE id < 3")
         ingest.assert_equal()
-        assert ingest.record("public.r").id == before
+        assert ingest.record("public.r").id == before.id
         connection.execute(
             "BEGIN; ALTER TABLE r_1 REPLICA IDENTITY USING INDEX r_1_b_key;"
             " UPDATE r SET id = id + 100 WHERE id < 9;"
             " ALTER TABLE r_1 REPLICA IDENTITY DEFAULT; COMMIT"
         )
-    ingest.wait_until(
-        lambda: ingest.is_live("public.r") and ingest.record("public.r").id != before,
-        "it is copied again",
-    )
+    ingest.wait_copied_again(before)
     ingest.assert_equal()
 
 
