@@ -4,6 +4,8 @@ import psycopg
 import pytest
 
 from laredo_fanout.pg_catalog import key_ranges, table_definitions
+from laredo_fanout.pg_catalog.table_definitions import SourceTable
+from laredo_fanout.postgres.connections import Connection
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
 from laredo_model.value_sql import key_sql
 from tests.support.postgres import Database, on_versions
@@ -11,16 +13,19 @@ from tests.support.postgres import Database, on_versions
 pytestmark = on_versions(16, 18)
 
 
+def definition(connection: Connection) -> SourceTable:
+    """The table ``t`` as the catalog has it."""
+    wanted = [SourceTableOptions("public", "t")]
+    publication = PublicationOptions("p", create=True)
+    return table_definitions.read_tables(connection, wanted, publication)["public.t"]
+
+
 def test_a_table_that_was_dropped_since_the_look_is_not_cut(database: Database) -> None:
-    wanted = SourceTableOptions("public", "t")
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
         connection.execute("INSERT INTO t SELECT generate_series(1, 100000)")
         connection.execute("ANALYZE t")
-        found = table_definitions.read_tables(
-            connection, [wanted], PublicationOptions("p", create=True)
-        )
-        table = found["public.t"]
+        table = definition(connection)
         assert len(key_ranges.plan(connection, table, 1 << 20)) > 1
         connection.execute("DROP TABLE t")
         assert key_ranges.plan(connection, table, 1 << 20) == []
@@ -42,14 +47,10 @@ _NUMBERS = "CREATE DOMAIN numbers AS int[]"
 )
 def test_a_row_is_found_by_its_key(database: Database, key: str, value: str) -> None:
     """Also where a value's text in the key isn't the text of its type."""
-    wanted = SourceTableOptions("public", "t")
     with psycopg.connect(database.dsn, autocommit=True) as connection:
         connection.execute(f"{_NUMBERS}; CREATE TABLE t ({key})".encode())
         connection.execute(f"INSERT INTO t (id) VALUES ({value})".encode())
-        found = table_definitions.read_tables(
-            connection, [wanted], PublicationOptions("p", create=True)
-        )
-        table = found["public.t"]
+        table = definition(connection)
         row = connection.execute(f"SELECT {key_sql(table.selected_key)} FROM t".encode()).fetchone()
         assert row is not None
         condition = key_ranges.keys_condition(table, [row[0].encode()])

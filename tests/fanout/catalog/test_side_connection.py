@@ -4,7 +4,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -52,17 +52,22 @@ class Defective:
         return False
 
 
-def defective(database: Database, directory: Path) -> tuple[Ingest, Store, list[Future[None]]]:
-    """An ingest whose side connection fails while its loop is held, where a re-copy is asked for
-    after that."""
+@pytest.fixture
+def options(database: Database) -> SourceOptions:
+    slot, publication = f"slot_{database.name}", PublicationOptions("defective")
+    return SourceOptions(database.dsn, slot_name=slot, publication=publication)
+
+
+def side_of(options: SourceOptions, reports: list[Report]) -> SideConnection:
+    awaited = ExpectedMessages(options.slot_name, lambda: None)
+    return SideConnection(options, (), awaited, reports.append)
+
+
+def test_a_defect_ends_the_ingest_and_whoever_waits_for_it_is_answered(
+    database: Database, options: SourceOptions, store: Store
+) -> None:
+    """Its side connection fails while its loop is held; after that a re-copy is asked for."""
     database.run("CREATE TABLE users (id int PRIMARY KEY)")
-    options = SourceOptions(
-        database.dsn,
-        slot_name=f"slot_{database.name}",
-        publication=PublicationOptions("defective"),
-        heartbeat_interval=0.1,
-    )
-    store = Store.open(directory, max_size=1 << 30)
     source = Defective()
     asked: list[Future[None]] = []
 
@@ -75,27 +80,17 @@ def defective(database: Database, directory: Path) -> tuple[Ingest, Store, list[
             asked.append(ingest.recopy("public.users"))
 
     table = SourceTableOptions("public", "users")
-    ingest = Ingest(options, [table], store, hold, change_source=source)
-    return ingest, store, asked
-
-
-def test_a_defect_ends_the_ingest_and_whoever_waits_for_it_is_answered(
-    database: Database, tmp_path: Path
-) -> None:
-    ingest, store, asked = defective(database, tmp_path)
+    often = replace(options, heartbeat_interval=0.1)
+    ingest = Ingest(often, [table], store, hold, change_source=source)
     with pytest.raises(ZeroDivisionError, match="measured by nothing"):
         ingest.run()
-    store.close()
     (answer,) = asked
     with pytest.raises(SourceUnavailable, match="the stream has just ended"):
         answer.result(PATIENCE_S)
 
 
-def test_a_connection_that_cannot_be_made_ready_is_closed(database: Database) -> None:
-    options = SourceOptions(database.dsn, slot_name=f"slot_{database.name}")
-    side = SideConnection(
-        options, (), ExpectedMessages(options.slot_name, lambda: None), lambda _: None
-    )
+def test_a_connection_that_cannot_be_made_ready_is_closed(options: SourceOptions) -> None:
+    side = side_of(options, [])
     connection = connections.connect(options, role="side")
     connection.execute("BEGIN")
     with suppress(psycopg.errors.UndefinedTable):
@@ -110,18 +105,14 @@ def is_checked(reports: list[Report]) -> bool:
     return any(isinstance(each, CatalogSnapshot) and each.answers == 7 for each in reports)
 
 
-def test_other_work_goes_on_while_some_fails_each_time(database: Database) -> None:
-    options = SourceOptions(
-        database.dsn, slot_name=f"slot_{database.name}", publication=PublicationOptions("failing")
-    )
+def test_other_work_goes_on_while_some_fails_each_time(options: SourceOptions) -> None:
     reports, failures = list[Report](), list[float]()
 
     def fail(connection: Connection) -> None:
         failures.append(time.monotonic())
         connection.execute("SELECT FROM nothing")
 
-    awaited = ExpectedMessages(options.slot_name, lambda: None)
-    side = SideConnection(options, (), awaited, reports.append)
+    side = side_of(options, reports)
     side.every(0.01, fail)
     side.start(connections.connect(options, role="side"))
     try:
@@ -135,12 +126,9 @@ def test_other_work_goes_on_while_some_fails_each_time(database: Database) -> No
 
 
 def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    options: SourceOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A role's CONNECTION LIMIT may leave room for none, for good."""
-    options = SourceOptions(
-        database.dsn, slot_name=f"slot_{database.name}", publication=PublicationOptions("refused")
-    )
     connect, reports = connections.connect, list[Report]()
 
     def refusing(options: SourceOptions, *, role: str, replication: bool = False) -> Connection:
@@ -149,8 +137,7 @@ def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
         return connect(options, role=role, replication=replication)
 
     monkeypatch.setattr(connections, "connect", refusing)
-    awaited = ExpectedMessages(options.slot_name, lambda: None)
-    side = SideConnection(options, (), awaited, reports.append)
+    side = side_of(options, reports)
     side.start(connect(options, role="side"))
     try:
         side.request(ConnectionRequest())
@@ -162,8 +149,8 @@ def test_other_work_goes_on_while_no_connection_for_a_copy_can_be_opened(
     assert not any(isinstance(each, ConnectionReady) for each in reports)
 
 
-def test_it_is_closed_whatever_the_failure_is(database: Database) -> None:
-    connection = connections.connect(SourceOptions(database.dsn, slot_name="s"), role="side")
+def test_it_is_closed_whatever_the_failure_is(options: SourceOptions) -> None:
+    connection = connections.connect(options, role="side")
     with pytest.raises(KeyboardInterrupt), connections.closed_on_failure(connection):
         raise KeyboardInterrupt
     assert connection.closed
