@@ -274,35 +274,23 @@ def test_the_local_snapshot_makes_a_restart_a_delta(server: Server, tmp_path: Pa
     assert [entry["mode"] for entry in logs if entry["event"] == "connected"] == ["DELTA"]
 
 
-def test_a_damaged_local_snapshot_is_ignored_with_a_log_line(
+def test_a_local_snapshot_that_cannot_be_used_is_ignored_with_a_log_line(
     server: Server, tmp_path: Path
 ) -> None:
-    path = tmp_path / "cache"
-    path.write_bytes(b'{"format":"something else"}\n')
-    with (
-        capture_logs() as logs,
-        FanoutClient(server.address, TABLE, local_snapshot_path=path) as client,
-    ):
-        client.await_ready(PATIENCE_S)
-        assert len(client) == 3
-    warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
-    assert len(warned) == 1 and str(path) in warned[0]["reason"]
-
-
-def test_a_local_snapshot_from_before_an_indexed_column_is_ignored(
-    server: Server, tmp_path: Path
-) -> None:
-    """The table has got the column since, so the client follows it all the same."""
+    """A damaged one, and one from before the table got an indexed column."""
+    damaged, old = tmp_path / "damaged", tmp_path / "old"
+    damaged.write_bytes(b'{"format":"something else"}\n')
     saved = LocalSnapshot(ReplicaPosition(), COLUMNS[:2], [b'["a","x"]'], [b'{"instance":"a"}'])
-    SnapshotFile(tmp_path / "cache", TABLE, ()).save(saved)
-    with (
-        capture_logs() as logs,
-        server.client(local_snapshot_path=tmp_path / "cache", indexes={"t": ("tenant",)}) as client,
-    ):
-        assert len(client) == 3
-        assert row("a", "x", "acme", 1) in client.lookup_index("t", "acme")
-    warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
-    assert len(warned) == 1 and "no column 'tenant'" in warned[0]["reason"]
+    SnapshotFile(old, TABLE, ()).save(saved)
+    for path, reason in ((damaged, str(damaged)), (old, "no column 'tenant'")):
+        with (
+            capture_logs() as logs,
+            server.client(local_snapshot_path=path, indexes={"t": ("tenant",)}) as client,
+        ):
+            assert len(client) == 3
+            assert row("a", "x", "acme", 1) in client.lookup_index("t", "acme")
+        warned = [entry for entry in logs if "local snapshot not used" in entry["event"]]
+        assert len(warned) == 1 and reason in warned[0]["reason"]
 
 
 def test_stopping_keeps_the_rows_and_starting_resumes(server: Server) -> None:
