@@ -14,11 +14,11 @@ from laredo_fanout.serving.options import (
 )
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.environment import SourceIdentity
-from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model import position
 from laredo_model.column import Column
 from laredo_model.line import Action
+from tests.support.server.store_sample import TRUNCATION, Step, changes
 from tests.support.writer.served import Registry, Wakeups
 
 TABLE = "public.config"
@@ -43,6 +43,14 @@ def line_of(instance: str, key: str, tenant: str, size: int) -> bytes:
     return text.encode()
 
 
+def _step(write: Write) -> Step:
+    action, instance, key, tenant, size = write
+    if action is Action.TRUNCATE:
+        return TRUNCATION
+    line = b"" if action is Action.DELETE else line_of(instance, key, tenant, size)
+    return action, key_of(instance, key).decode(), line
+
+
 class Source:
     """Substitute for the ingest process: writes transactions and wakes the serving side.
 
@@ -65,20 +73,14 @@ class Source:
 
     def write(self, *transactions: Sequence[Write], other: bool = False) -> int:
         """Commit these transactions; gives the position of the last."""
-        changes = TableChanges()
-        for rows in transactions:
-            self.position += 16
-            changes.counts.append(len(rows))
-            changes.positions.append(self.position)
-            changes.times_us.append(self.position)
-            for action, instance, key, tenant, size in rows:
-                truncate, delete = action is Action.TRUNCATE, action is Action.DELETE
-                changes.actions.append(action)
-                changes.keys.append(b"" if truncate else key_of(instance, key))
-                gone = truncate or delete
-                changes.lines.append(b"" if gone else line_of(instance, key, tenant, size))
+        return self.write_lines(*(list(map(_step, rows)) for rows in transactions), other=other)
+
+    def write_lines(self, *transactions: Sequence[Step], other: bool = False) -> int:
+        """Commit as :meth:`write` does, rows of any columns."""
+        first, self.position = self.position + 16, self.position + 16 * len(transactions)
+        made = changes(*zip(range(first, self.position + 1, 16), transactions, strict=True))
         with self.store.transaction() as txn:
-            txn.apply(self.other_id if other else self.table_id, changes)
+            txn.apply(self.other_id if other else self.table_id, made)
             txn.set_position(self.position, self.position)
         self._wake()
         return self.position

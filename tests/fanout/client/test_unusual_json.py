@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from laredo_fanout.client import AsyncFanoutClient, BadField, FanoutClient, RawJson
 from laredo_fanout.client.table.index import Entry, Index
 from laredo_fanout.client.table.rows import DEEPEST, Row, as_text, columns_of, parse
-from laredo_fanout.store.rows import TableChanges
 from laredo_model.column import Column
 from laredo_model.errors import BadLine
 from laredo_model.line import Action
@@ -156,21 +155,8 @@ def source(tmp_path: Path) -> Iterator[Source]:
 
 def rename_all(source: Source, name: str) -> None:
     """An UPDATE of every row, in one transaction."""
-    found = lines()
-    docs = [*UNUSUAL.values(), *HELD.values()]
-    source.position += 16
-    changes = TableChanges()
-    changes.counts.append(len(found))
-    changes.positions.append(source.position)
-    changes.times_us.append(source.position)
-    for number, key in enumerate(found):
-        changes.actions.append(Action.UPDATE)
-        changes.keys.append(key)
-        changes.lines.append(line_of(number, docs[number], name))
-    with source.store.transaction() as txn:
-        txn.apply(source.table_id, changes)
-        txn.set_position(source.position, source.position)
-    source._wake()
+    docs = enumerate([*UNUSUAL.values(), *HELD.values()])
+    source.write_lines([(Action.UPDATE, f"{n}", line_of(n, doc, name)) for n, doc in docs])
 
 
 INDEXES = {"by_name": ("name",), "by_doc": ("doc",)}
