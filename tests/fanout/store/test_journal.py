@@ -8,6 +8,7 @@ import pytest
 from laredo_fanout.store.errors import JournalPruned, TransactionOpen
 from laredo_fanout.store.journal import MAX_BYTES, MAX_CHANGES
 from laredo_fanout.store.reader import RECORD_COST
+from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from tests.support.server.store_sample import (
     COLUMNS,
@@ -27,10 +28,6 @@ from tests.support.server.store_sample import (
 
 NEVER_S = 1e9
 S = 1_000_000
-
-
-def actions(store: Store, table: int) -> list[tuple[str, bytes]]:
-    return [(each.action.name, each.key) for _, _, each in journal_of(store.reader(), table)]
 
 
 def test_a_table_in_its_copy_has_no_entries(store: Store) -> None:
@@ -249,24 +246,28 @@ class TestPruning:
                 assert transaction.stat(database)["entries"] == 5
 
 
-def test_an_open_transaction_whose_rest_has_no_effect_ends_all_the_same(
-    store: Store, table: int
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (
+            changes((10, [insert("a", 1)]), is_open=True),
+            changes((10, [delete("unknown")])),
+            changes((20, [delete("a")])),
+        ),
+        (
+            changes((10, [insert("a", 1)]), (20, [delete("unknown")]), is_open=True),
+            changes((20, [insert("b", 1)])),
+        ),
+    ],
+    ids=["the rest of an open transaction", "an open piece"],
+)
+def test_what_has_no_effect_neither_opens_a_transaction_nor_keeps_it_open(
+    store: Store, table: int, pieces: tuple[TableChanges, ...]
 ) -> None:
     with store.transaction() as transaction:
-        transaction.apply(table, changes((10, [insert("a", 1)]), is_open=True))
-        transaction.apply(table, changes((10, [delete("unknown")])))
-        transaction.apply(table, changes((20, [delete("a")])))
+        for piece in pieces:
+            transaction.apply(table, piece)
         transaction.set_position(20, 20)
     records = store.reader().journal(table, store.tables[table].oldest_sequence - 1)
     assert [(each.open, each.continues) for each in records] == [(False, False)] * 2
     assert store.prune(table, 0, 1e12, 0, None) == 1
-
-
-def test_an_open_piece_without_effect_opens_nothing(store: Store, table: int) -> None:
-    with store.transaction() as transaction:
-        piece = changes((10, [insert("a", 1)]), (20, [delete("unknown")]), is_open=True)
-        transaction.apply(table, piece)
-        transaction.apply(table, changes((20, [insert("b", 1)])))
-        transaction.set_position(20, 20)
-    records = store.reader().journal(table, store.tables[table].oldest_sequence - 1)
-    assert [(each.open, each.continues) for each in records] == [(False, False)] * 2

@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.processes import completed
-from tests.support.server.store_sample import COLUMNS, live_table, open_store, row
+from tests.support.server.store_sample import (
+    COLUMNS,
+    TRUNCATION,
+    changes,
+    commit,
+    live_table,
+    open_store,
+    row,
+)
 
 CHANGES = 40_000
 PIECE = 1_000
@@ -28,18 +35,8 @@ def giant(store: Store, table: int, action: Action, position: int) -> int:
     with store.transaction() as transaction:
         for start in range(0, CHANGES, PIECE):
             names = [str(n * 7919 % CHANGES) for n in range(start, start + PIECE)]
-            lines = [
-                b"" if action is Action.DELETE else row(each, position, "x" * 800) for each in names
-            ]
-            piece = TableChanges(
-                bytearray([action]) * PIECE,
-                [each.encode() for each in names],
-                lines,
-                [PIECE],
-                [position],
-                [position],
-                open=start + PIECE < CHANGES,
-            )
+            steps = [(action, each, row(each, position, "x" * 800)) for each in names]
+            piece = changes((position, steps), is_open=start + PIECE < CHANGES)
             transaction.apply(table, piece)
             peak = max(peak, anonymous_kb())
         transaction.set_position(position, position)
@@ -60,9 +57,7 @@ def scene(path: Path) -> None:
         with store.reader().snapshot(table) as snapshot:
             assert sum(len(keys) for keys, _ in snapshot.batches()) == CHANGES
             peak = max(peak, anonymous_kb())
-        with store.transaction() as transaction:
-            transaction.apply(table, TableChanges(bytearray(b"\4"), [b""], [b""], [1], [40], [40]))
-            transaction.set_position(40, 40)
+        commit(store, table, (40, [TRUNCATION]))
         while store.reclaim(10_000):
             peak = max(peak, anonymous_kb())
         store.prune(table, 1, 1e9, 0)
