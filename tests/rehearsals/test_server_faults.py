@@ -23,9 +23,10 @@ pytestmark = pytest.mark.thorough
 
 @contextmanager
 def rehearsed(
-    directory: Path, database: Database, extra: str = ""
+    directory: Path, database: Database, *statements: str, extra: str = ""
 ) -> Iterator[tuple[Fanout, Prometheus]]:
-    """A server of the table ``t`` that is well, and Prometheus; nothing fires."""
+    """A server of a new table ``t`` that is well, and Prometheus; nothing fires."""
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", *statements)
     server = fanout(directory / "server", database, "{ table = t }", extra)
     with server.program:
         server.program.wait_ready()
@@ -35,7 +36,6 @@ def rehearsed(
 
 
 def test_the_server_is_killed(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database) as (server, prometheus):
         server.program.kill()
         assert "doesn't answer" in prometheus.fires("LaredoServerDown")
@@ -47,7 +47,6 @@ def test_the_server_is_killed(tmp_path: Path, database: Database) -> None:
 def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
     postgres = clusters.new()
     database = clusters.lead_to(postgres)
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database) as (server, prometheus):
         postgres.stop()
         prometheus.fires("LaredoSourceDisconnected")
@@ -57,8 +56,7 @@ def test_postgresql_is_down(tmp_path: Path, clusters: Clusters) -> None:
 
 
 def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    with rehearsed(tmp_path, database) as (server, prometheus):
+    with rehearsed(tmp_path, database, "INSERT INTO t VALUES (1)") as (server, prometheus):
         _drop(database)
         assert "was lost" in prometheus.fires("LaredoSlotLost")
         server.program.wait_ready()
@@ -68,9 +66,8 @@ def test_the_slot_is_dropped_by_hand(tmp_path: Path, database: Database) -> None
 
 
 def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     waits = "sources.pg.on_slot_lost = fail"
-    with rehearsed(tmp_path, database, waits) as (server, prometheus):
+    with rehearsed(tmp_path, database, extra=waits) as (server, prometheus):
         _drop(database)
         prometheus.fires("LaredoSlotLost")
         server.program.stop()
@@ -86,12 +83,9 @@ def test_the_slot_is_dropped_and_the_server_is_to_wait(tmp_path: Path, database:
 
 
 def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> None:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY)",
-        "CREATE PUBLICATION filtered FOR TABLE t WHERE (100 / id > 0)",
-    )
-    publication = "sources.pg.publication { name = filtered, create = false }"
-    with rehearsed(tmp_path, database, publication) as (server, prometheus):
+    made = "CREATE PUBLICATION filtered FOR TABLE t WHERE (100 / id > 0)"
+    named = "sources.pg.publication { name = filtered, create = false }"
+    with rehearsed(tmp_path, database, made, extra=named) as (server, prometheus):
         database.run("INSERT INTO t VALUES (1), (0)")
         assert "decoding" in prometheus.fires("LaredoStreamFault")
         wait_until(
@@ -106,7 +100,6 @@ def test_a_transaction_cannot_be_decoded(tmp_path: Path, database: Database) -> 
 
 
 def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database) as (server, prometheus):
         database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
         assert "public.t" in prometheus.fires("LaredoTableNotLive")
@@ -118,7 +111,6 @@ def test_a_table_without_a_key(tmp_path: Path, database: Database) -> None:
 def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None:
     postgres = clusters.new(max_slot_wal_keep_size="64MB", max_wal_size="1GB")
     database = clusters.lead_to(postgres)
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with (
         rehearsed(tmp_path, database) as (server, prometheus),
         database.connect() as forgotten,
@@ -141,9 +133,8 @@ def test_a_transaction_was_forgotten(tmp_path: Path, clusters: Clusters) -> None
 
 
 async def test_no_place_for_another_client(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     few = "fanout.grpc.max_clients = 1"
-    with rehearsed(tmp_path, database, few) as (server, prometheus):
+    with rehearsed(tmp_path, database, extra=few) as (server, prometheus):
         async with server.follower("public.t"):
             fires = await asyncio.to_thread(prometheus.fires, "LaredoClientsFull")
             assert "has 1 clients" in fires
@@ -151,7 +142,6 @@ async def test_no_place_for_another_client(tmp_path: Path, database: Database) -
 
 
 def test_a_serving_process_hangs(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)")
     with rehearsed(tmp_path, database) as (server, prometheus):
         (pid, *_) = server.status["fanout"]["pids"]
         os.kill(pid, signal.SIGSTOP)
@@ -163,8 +153,7 @@ def test_a_serving_process_hangs(tmp_path: Path, database: Database) -> None:
 
 
 def test_the_publication_is_dropped(tmp_path: Path, database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    with rehearsed(tmp_path, database) as (server, prometheus):
+    with rehearsed(tmp_path, database, "INSERT INTO t VALUES (1)") as (server, prometheus):
         database.run("DROP PUBLICATION laredo", "INSERT INTO t VALUES (2)")
         assert "public.t is copied again" in prometheus.fires("LaredoTableCopiedAgain")
         server.program.wait_ready()
