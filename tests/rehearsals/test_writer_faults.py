@@ -32,14 +32,6 @@ def rehearsed(directory: Path, database: Database) -> Iterator[tuple[Programs, P
         yield programs, prometheus
 
 
-def metrics(program: Program) -> dict[str, float]:
-    """Every sample, by its name with its labels."""
-    answer = program.get("/metrics")
-    assert answer is not None and answer.status_code == 200
-    lines = [line for line in answer.text.splitlines() if line and line[0] != "#"]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
-
-
 def test_the_writer_is_killed(tmp_path: Path, database: Database) -> None:
     with rehearsed(tmp_path, database) as (programs, prometheus):
         programs.writer.kill()
@@ -76,7 +68,7 @@ def test_a_second_writer_takes_over(tmp_path: Path, database: Database) -> None:
             second.wait_ready()
             assert "took over" in prometheus.fires("LaredoWriterFenced")
             # How fresh the archive is by now, only the second one knows.
-            assert _SEEN not in metrics(first) and _SEEN in metrics(second)
+            assert _SEEN not in first.metrics and _SEEN in second.metrics
             assert second.stop() == 0
         first.stop()
         first.start()
@@ -90,26 +82,26 @@ def test_an_archive_is_fresh_while_nothing_changes_and_not_without_its_server(
 ) -> None:
     with rehearsed(tmp_path, database) as (programs, _):
         writer = programs.writer
-        before = metrics(writer)
+        before = writer.metrics
         assert before[_COMMITTED] <= before[_SEEN]
-        wait_until(lambda: metrics(writer)[_SEEN] > before[_SEEN], "it is seen complete, idle")
-        assert metrics(writer)[_COMMITTED] == before[_COMMITTED]
+        wait_until(lambda: writer.metrics[_SEEN] > before[_SEEN], "it is seen complete, idle")
+        assert writer.metrics[_COMMITTED] == before[_COMMITTED]
         programs.server.stop()
-        wait_until(lambda: metrics(writer)[_READY] == 0, "it has noticed")
-        cut, errors = metrics(writer)[_SEEN], _stream_errors(writer)
+        wait_until(lambda: writer.metrics[_READY] == 0, "it has noticed")
+        cut, errors = writer.metrics[_SEEN], _stream_errors(writer)
         wait_until(lambda: _stream_errors(writer) > errors + 2, "it has tried to connect again")
-        assert metrics(writer)[_SEEN] == cut
+        assert writer.metrics[_SEEN] == cut
         programs.server.start()
-        wait_until(lambda: metrics(writer)[_SEEN] > cut, "it is fresh again")
+        wait_until(lambda: writer.metrics[_SEEN] > cut, "it is fresh again")
         database.run("INSERT INTO t VALUES (2)")
         wait_until(
-            lambda: metrics(writer)[_COMMITTED] > before[_COMMITTED], "the change is committed"
+            lambda: writer.metrics[_COMMITTED] > before[_COMMITTED], "the change is committed"
         )
 
 
 def _stream_errors(writer: Program) -> float:
     return sum(
         value
-        for name, value in metrics(writer).items()
+        for name, value in writer.metrics.items()
         if name.startswith("snapshotter_stream_errors_total")
     )

@@ -147,6 +147,14 @@ class Program:
         except httpx.TransportError:
             return None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every sample, by its name with its labels."""
+        answer = self.get("/metrics")
+        assert answer is not None and answer.status_code == 200
+        lines = [line for line in answer.text.splitlines() if line and line[0] != "#"]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
     def is_ready(self) -> bool:
         answer = self.get("/health/ready")
         return answer is not None and answer.status_code == 200

@@ -60,11 +60,7 @@ class Fanout:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every sample, by its name with its labels."""
-        answer = self.program.get("/metrics")
-        assert answer is not None and answer.status_code == 200
-        lines = [line for line in answer.text.splitlines() if line and line[0] != "#"]
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+        return self.program.metrics
 
     @property
     def problems(self) -> list[str]:
