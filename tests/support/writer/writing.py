@@ -87,10 +87,7 @@ class Writer:
         return answer.json()["tables"][f"public.{table}"]
 
     def metrics(self) -> dict[str, float]:
-        answer = self.program.get("/metrics")
-        assert answer is not None
-        pairs = (line.rsplit(" ", 1) for line in answer.text.splitlines() if line[:1] != "#")
-        return {name: float(value) for name, value in pairs}
+        return self.program.metrics
 
     def total(self, name: str, *labels: str) -> float:
         """Sum of a metric's values, over those that have all of ``labels`` in their labels."""
