@@ -125,9 +125,9 @@ class Run:
         self._database = database
         self._directory = directory
         self._stack = stack
-        self._grpc_port = free_port()
         self._keep_epochs = self.chance.choice([2, 50])
-        self.server = fanout(directory, database, self._grpc_port)
+        served = fanout(directory, database)
+        self.server, self._grpc_port = served.program, served.grpc_port
         self.writers = [self._writer("first"), self._writer("second")]
 
     def _writer(self, name: str) -> Program:

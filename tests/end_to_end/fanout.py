@@ -7,36 +7,16 @@ from laredo_archive.reader import Archive
 from tests.end_to_end.workload import TABLES
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port
+from tests.support.server import fanout_program
+from tests.support.server.fanout_program import Fanout
 
-CONFIG = """
-state {{ path = "{state}", max_size = 4 GB }}
-sources {{ pg {{ type = postgresql, connection = "{dsn}", slot_name = {slot}
-    publication {{ name = {slot}, create = true }}, heartbeat_interval = 1s }} }}
-fanout {{ grpc {{ host = "127.0.0.1", port = {grpc_port} }}, drain_grace = 1s }}
-http {{ host = "127.0.0.1", port = {http_port} }}
-tables = [ {tables} ]
-"""
-TABLE = """{{ source = pg, schema = public, table = {table}, targets = [
-    {{ type = replication-fanout, heartbeat_interval = 1s, grpc {{ port = {grpc_port} }} }} ] }}"""
+TABLE = "{{ table = {table}, targets = [ {{ heartbeat_interval = 1s }} ] }}"
 
 
-def fanout(directory: Path, database: Database, grpc_port: int) -> Program:
+def fanout(directory: Path, database: Database) -> Fanout:
     """Configured, and not started."""
-    http_port = free_port()
-    config = directory / "fanout.conf"
-    config.write_text(
-        CONFIG.format(
-            state=directory / "state",
-            dsn=database.dsn,
-            slot=f"laredo_{database.name}",
-            grpc_port=grpc_port,
-            http_port=http_port,
-            tables=", ".join(
-                TABLE.format(table=table.name, grpc_port=grpc_port) for table in TABLES
-            ),
-        )
-    )
-    return Program("laredo-fanout", config, http_port, log=directory / "fanout.log")
+    tables = ", ".join(TABLE.format(table=table.name) for table in TABLES)
+    return fanout_program.fanout(directory, database, tables, "fanout.drain_grace = 1s\n")
 
 
 SNAPSHOTTER = """

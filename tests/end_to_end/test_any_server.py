@@ -18,7 +18,7 @@ from tests.end_to_end.workload import TABLES, Writer, begun
 from tests.support import drawn
 from tests.support.oracle import assert_same, assert_seen, boundaries
 from tests.support.postgres import Database
-from tests.support.processes import PATIENCE_S, free_port, until
+from tests.support.processes import PATIENCE_S, until
 from tests.support.server.fanout_program import relay
 from tests.support.server.states import States
 
@@ -35,11 +35,11 @@ class World:
         self.oracle = begun(database)
         stack.callback(self.oracle.close)
         self.archive = directory / "archive"
-        port = free_port()
-        self.servers = {port: fanout(directory, database, port)}
-        self.primary = port
+        served = fanout(directory, database)
+        self.primary = served.grpc_port
+        self.servers = {self.primary: served.program}
         for name in ("first", "second"):
-            made = relay(directory / name, port, CONFIGURED)
+            made = relay(directory / name, self.primary, CONFIGURED)
             self.servers[made.grpc_port] = made.program
         self.writer = snapshotter(directory, self.archive, self.shuffled())
         for program in (*self.servers.values(), self.writer):

@@ -17,7 +17,7 @@ from tests.support import drawn
 from tests.support.clusters import Clusters
 from tests.support.oracle import assert_same, assert_seen, boundaries
 from tests.support.postgres import Database
-from tests.support.processes import free_port, until
+from tests.support.processes import until
 from tests.support.server.fanout_program import relay
 from tests.support.server.states import States
 
@@ -43,14 +43,13 @@ class World:
         self.oracle = begun(self.database)
         stack.callback(self.oracle.close)
         self.archive = directory / "archive"
-        port = free_port()
-        server = fanout(directory, self.database, port)
-        first = relay(directory / "first", port, CONFIGURED)
+        server = fanout(directory, self.database)
+        first = relay(directory / "first", server.grpc_port, CONFIGURED)
         second = relay(directory / "second", first.grpc_port, CONFIGURED)
         self.port = second.grpc_port
         self.second = second.program
         writer = snapshotter(directory, self.archive, [self.port])
-        self.programs = [server, first.program, second.program, writer]
+        self.programs = [server.program, first.program, second.program, writer]
         for program in self.programs:
             stack.callback(end, program)
             program.start()
