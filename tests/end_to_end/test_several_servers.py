@@ -7,7 +7,6 @@ import pytest
 
 from laredo_archive.maintain.compare_postgres import Comparison, compare
 from laredo_archive.reader import Archive
-from laredo_model import position as positions
 from tests.support.postgres import Database
 from tests.support.processes import Program, free_port, wait_until
 from tests.support.server.fanout_program import Fanout, fanout
@@ -63,11 +62,9 @@ class Servers:
 
     def change(self, number: int) -> int:
         """A row of each table; the position that has both."""
-        with self.database.connect() as owner:
-            for table in ("orders", "events"):
-                owner.execute(f"INSERT INTO {table} VALUES ({number}, 'row {number}')")
-            (written,) = owner.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or ()
-            return int(positions.parse(written))
+        for table in ("orders", "events"):
+            self.database.run(f"INSERT INTO {table} VALUES ({number}, 'row {number}')")
+        return self.database.position()
 
     def wait_archived(self, position: int) -> None:
         for table in ("orders", "events"):
@@ -84,10 +81,11 @@ class Servers:
 
 @pytest.fixture
 def servers(tmp_path: Path, database: Database) -> Servers:
-    with database.connect() as owner:
-        for table in ("orders", "events"):
-            owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
-            owner.execute(f"INSERT INTO {table} SELECT i, 'first' FROM generate_series(1, 50) i")
+    for table in ("orders", "events"):
+        database.run(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
+            f"INSERT INTO {table} SELECT i, 'first' FROM generate_series(1, 50) i",
+        )
     return Servers(tmp_path, database)
 
 
