@@ -8,7 +8,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -184,7 +185,7 @@ def test_a_page_of_another_site_forces_no_snapshot(
             browser.give_password(token)
             # From here on the browser remembers the password.
             browser.go(programs.writer.http + "/")
-        with another_site(programs.writer) as address:
+        with another_site(tmp_path / "site", programs.writer) as address:
             browser.go(address)
             browser.run("attack()")
         # Each was sent, and refused before anything was asked of the writer.
@@ -197,7 +198,7 @@ def _snapshot(writer: Program) -> str:
 
 
 @contextmanager
-def another_site(writer: Program) -> Iterator[str]:
+def another_site(directory: Path, writer: Program) -> Iterator[str]:
     """A page of ``localhost``, which is another site than 127.0.0.1: it sends the request by
     script and as a form into a frame."""
     page = f"""<!doctype html><meta charset="utf-8">
@@ -211,20 +212,12 @@ async function attack() {{
   document.getElementById("form").submit();
   await loaded;
 }}
-</script>""".encode()
+</script>"""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    directory.mkdir()
+    (directory / "index.html").write_text(page)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(directory))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
