@@ -15,13 +15,6 @@ from tests.support.ingest import RunningIngest, Start
 from tests.support.postgres import Database
 
 
-def _filled(database: Database) -> None:
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        "INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 100) g",
-    )
-
-
 def _emit(database: Database, *contents: bytes, transactional: bool = True) -> None:
     """As a role that may do nothing."""
     with database.connect() as connection:
@@ -48,42 +41,40 @@ def _sent(database: Database, slot: str) -> list[bytes]:
     return contents
 
 
-def test_what_isnt_awaited_is_nobodys(database: Database, live: Start) -> None:
-    _filled(database)
-    database.run(
+def test_what_isnt_awaited_is_nobodys(filled: Database, live: Start) -> None:
+    filled.run(
         "CREATE PUBLICATION none", "SELECT pg_create_logical_replication_slot('spy', 'pgoutput')"
     )
     ingest = live("public.t", heartbeat_interval=0.1)
-    with database.connect() as connection:
+    with filled.connect() as connection:
         names = connection.execute(
             "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'laredo-%'"
         ).fetchall()
     tokens = {str(name).split()[2] for (name,) in names}
     slot = ingest.options.slot_name
-    sent = _sent(database, "spy")
+    sent = _sent(filled, "spy")
     assert len(sent) >= 2
     assert not any(token.encode() in content for token in tokens for content in sent)
     forged = [f"{slot}:{token}:look:{end}".encode() for token in tokens for end in ("x", "99", "")]
     forged += [f"{slot}:{token}:barrier:1:0".encode() for token in tokens]
     forged += [b"", b"\xff\xfe", b"laredo", slot.encode(), b"\0" * 300, *sent]
-    _emit(database, *forged)
-    _emit(database, *forged, transactional=False)
+    _emit(filled, *forged)
+    _emit(filled, *forged, transactional=False)
     ingest.assert_equal()
     ingest.wait_until(
         lambda: ingest.status.strange_messages >= 2 * len(forged), "all of them are counted"
     )
     assert ingest.error is None
     assert ingest.status.reconnects == 0
-    database.run("INSERT INTO t VALUES (1000, 'later')")
+    filled.run("INSERT INTO t VALUES (1000, 'later')")
     ingest.assert_equal()
     assert ingest.status.strange_messages == 2 * len(forged)
 
 
-def test_another_slots_server_isnt_strange(database: Database, live: Start, tmp_path: Path) -> None:
-    _filled(database)
+def test_another_slots_server_isnt_strange(filled: Database, live: Start, tmp_path: Path) -> None:
     ingest = live("public.t", heartbeat_interval=0.1)
-    other = RunningIngest(database, tmp_path / "other", ("public.t",), heartbeat_interval=0.1)
-    other.options = replace(other.options, slot_name=f"other_{database.name}")
+    other = RunningIngest(filled, tmp_path / "other", ("public.t",), heartbeat_interval=0.1)
+    other.options = replace(other.options, slot_name=f"other_{filled.name}")
     other.start()
     try:
         other.wait_live()
@@ -95,10 +86,9 @@ def test_another_slots_server_isnt_strange(database: Database, live: Start, tmp_
 
 
 def test_a_message_that_was_written_again_elsewhere_proves_no_history(
-    database: Database, live: Start
+    filled: Database, live: Start
 ) -> None:
     """The store's last message counts in the transaction in which it was met, and in no other."""
-    _filled(database)
     ingest = live("public.t", heartbeat_interval=0.1)
     ingest.wait_until(lambda: ingest.store.marker, "a message of ours was met")
     ingest.stop()
@@ -106,36 +96,35 @@ def test_a_message_that_was_written_again_elsewhere_proves_no_history(
     marker = ingest.store.marker
     ingest.stop()
     assert marker is not None
-    _emit(database, marker.content.encode())
+    _emit(filled, marker.content.encode())
     options = ingest.options
     with connections.connect(options, role="test") as connection:
         row = connection.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchone()
         assert row is not None
         moved = Marker(int(row[0]) - 1, marker.content)
-        _emit(database, b"after")
+        _emit(filled, b"after")
         assert differs_at(moved, options, connection, threading.Event()) is not None
 
 
 @pytest.mark.parametrize("transactional", [True, False])
 def test_the_room_of_somebodys_large_message_is_freed(
-    database: Database,
+    filled: Database,
     live: Start,
     monkeypatch: pytest.MonkeyPatch,
     transactional: bool,
 ) -> None:
     """libpq's buffer never gets smaller: once the message isn't needed, another one is used."""
     monkeypatch.setattr(streaming, "_SESSION_AT_LEAST_S", 0)
-    _filled(database)
     ingest = live("public.t", heartbeat_interval=0.1)
     first = ingest.ingest._streaming
-    with database.connect() as connection:
+    with filled.connect() as connection:
         connection.execute(
             "SELECT pg_logical_emit_message(%s, 'else', repeat('x', 17 << 20))", (transactional,)
         )
     ingest.wait_until(lambda: ingest.ingest._streaming is not first, "another connection is used")
     ingest.assert_equal()
     second = ingest.ingest._streaming
-    database.run("INSERT INTO t VALUES (1000, 'later')")
+    filled.run("INSERT INTO t VALUES (1000, 'later')")
     ingest.assert_equal()
     assert ingest.ingest._streaming is second
     assert ingest.status.reconnects == 0
@@ -143,9 +132,9 @@ def test_the_room_of_somebodys_large_message_is_freed(
 
 @pytest.mark.parametrize("prefix", ["else", "laredo"])
 def test_somebodys_messages_in_streamed_transactions_arent_spooled(
-    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch, prefix: str
+    filled: Database, live: Start, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
-    database.run(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
+    filled.run(f"ALTER DATABASE {filled.name} SET logical_decoding_work_mem = '64kB'")
     largest = 0
     add = TransactionSpool.add
 
@@ -155,15 +144,14 @@ def test_somebodys_messages_in_streamed_transactions_arent_spooled(
         add(spool, *parts)
 
     monkeypatch.setattr(TransactionSpool, "add", spied)
-    _filled(database)
     ingest = live("public.t", heartbeat_interval=0.1)
-    with database.connect() as connection, connection.transaction():
-        connection.execute("UPDATE t SET v = repeat('streamed', 100)")
+    with filled.connect() as connection, connection.transaction():
+        connection.execute("UPDATE t SET a = repeat('streamed', 100)")
         connection.execute(
             "SELECT pg_logical_emit_message(true, %s, repeat('x', 3 << 20))", (prefix,)
         )
         connection.execute(
-            "INSERT INTO t SELECT g, repeat('y', 500) FROM generate_series(200, 2000) g"
+            "INSERT INTO t SELECT g, repeat('y', 500) FROM generate_series(1001, 2801) g"
         )
     ingest.assert_equal()
     assert 500 < largest < 10_000
