@@ -210,13 +210,9 @@ def test_wrong_values_that_the_stream_carries_to_other_keys_are_put_right(
             "UPDATE t SET a = 3 WHERE id = 401",
         )
         copied.catch_up()
-        assert b"wrong" in _live_rows(copied)[b"-400"]
+        assert b"wrong" in state_of(copied.store.reader(), _live(copied).id)[b"-400"]
     assert _wait_done(copied) == 3
     copied.assert_equal()
-
-
-def _live_rows(ingest: RunningIngest) -> dict[bytes, bytes]:
-    return state_of(ingest.store.reader(), _live(ingest).id)
 
 
 def _spoil_big(ingest: RunningIngest, keys: list[str]) -> None:

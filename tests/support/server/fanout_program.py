@@ -13,13 +13,12 @@ from typing import Any
 
 import psutil
 
-from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.writer import Store
-from laredo_model.line import Action
 from tests.support import processes
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, Program, free_port
 from tests.support.server.states import States
+from tests.support.server.store_sample import INSERT, UPDATE, Step, changes, delete
 
 CONFIG = """
 state.path = "{directory}/state"
@@ -85,16 +84,10 @@ class Fanout:
         goes, 5000 comes, without PostgreSQL knowing."""
         with Store.open(self.directory / "state", max_size=1 << 30) as store:
             live = next(each for each in store.tables.values() if each.live)
-            changes = TableChanges(
-                bytearray([Action.UPDATE, Action.DELETE, Action.INSERT]),
-                [b"7", b"8", b"5000"],
-                [b'{"id":7,"v":"wrong"}', b"", b'{"id":5000,"v":"nowhere"}'],
-                [3],
-                [store.position],
-                [1],
-            )
+            wrong: Step = (UPDATE, "7", b'{"id":7,"v":"wrong"}')
+            steps = [wrong, delete("8"), (INSERT, "5000", b'{"id":5000,"v":"nowhere"}')]
             with store.transaction() as transaction:
-                transaction.apply(live.id, changes)
+                transaction.apply(live.id, changes((store.position, steps), time_us=1))
 
     def follower(self, table: str, name: str = "follower") -> States:
         return States(self.grpc_port, table, name)
