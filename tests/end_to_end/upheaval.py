@@ -104,7 +104,7 @@ class Upheaval:
             # A copy waits for whoever has written to its table, and we are all of them.
             self.database.finish()
         if rest < 0.5:
-            self.wait(lambda: self._archives_reach(self._last_commit()), "archives are level")
+            self.wait(lambda: self._archives_reach(self.oracle.last_commit()), "archives are level")
         elif rest < 0.7:
             self.wait_ready()
 
@@ -165,7 +165,7 @@ class Upheaval:
         for program in (self.server, self.snapshotter):
             if not program.is_running():
                 program.start()
-        last = self._last_commit()
+        last = self.oracle.last_commit()
         self.wait(lambda: self._archives_reach(last), "archives reach the last commit")
         self.wait(lambda: self._clients_reach(last), "clients reach the last commit")
         self.clients.finish()
@@ -179,9 +179,6 @@ class Upheaval:
                     program.kill()
         with suppress(BaseException):
             self.clients.finish()
-
-    def _last_commit(self) -> int:
-        return self.oracle.last_commit()
 
     def _archives_reach(self, last: int) -> bool:
         return all(self._head(table.name) >= last for table in self.database.tables)

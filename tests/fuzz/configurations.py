@@ -141,7 +141,7 @@ def check(draw: random.Random, directory: Path) -> bool:
     (directory / "other.conf").write_bytes(draw.choice((_value(draw), b'include "self.conf"')))
     environ, sets = _environment(draw), _sets(draw)
     path = file if draw.randrange(20) else None
-    reads = (_fanout, _snapshotter)
+    reads: tuple[Callable[[Path | None, list[str]], Any], ...] = (fanout.load, snapshotter.load)
     with patch.dict(os.environ, environ):
         return sum(_is_read(lambda read=read: read(path, sets)) for read in reads) > 0
 
@@ -156,14 +156,6 @@ def _is_read(read: Callable[[], Any]) -> bool:
             assert len(str(problem)) < 4000, f"{len(str(problem))} characters are said"
         return False
     return True
-
-
-def _fanout(path: Path | None, sets: list[str]) -> None:
-    fanout.load(path, sets)
-
-
-def _snapshotter(path: Path | None, sets: list[str]) -> None:
-    snapshotter.load(path, sets)
 
 
 def main(arguments: list[str]) -> None:
