@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,24 +54,6 @@ def test_the_same_arguments_give_the_same_client() -> None:
         clients.client("s3", region="eu-west-1", connections=3),
     ]
     assert len({id(client) for client in [first, *others]}) == 6
-
-
-@pytest.mark.parametrize(
-    ("addressing", "url"),
-    [
-        ("path", "http://store.example/bkt/k"),
-        ("virtual", "http://bkt.store.example/k"),
-        ("auto", "http://store.example/bkt/k"),
-    ],
-)
-def test_addressing_is_as_told(addressing: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    with answering(Answer(headers={"ETag": '"e"'})) as proxy:
-        monkeypatch.setenv("HTTP_PROXY", proxy.endpoint)
-        s3 = AwsClients().client("s3", endpoint="http://store.example", addressing=addressing)
-        s3.put_object(Bucket="bkt", Key="k", Body=b"")
-        assert [asked.path for asked in proxy.asked] == [url]
 
 
 def test_no_checksum_is_sent_that_nobody_asked_for() -> None:

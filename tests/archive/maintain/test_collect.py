@@ -97,11 +97,7 @@ def test_what_artifacts_name_is_never_an_orphan(destination: ScriptedDestination
 
 
 def test_a_dry_run_tells_and_does_nothing(destination: ScriptedDestination) -> None:
-    litter(destination, A, B)
-    pass_time(destination, 2 * DAY)
-    run(destination)
-    run(destination)
-    pass_time(destination, 3 * DAY)
+    due_for_deletion(destination, A, B)
     litter(destination, C)
     pass_time(destination, 2 * DAY)
     before = dict(destination.store.objects)

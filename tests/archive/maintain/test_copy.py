@@ -283,10 +283,6 @@ def test_nothing_to_copy(tmp_path: Path) -> None:
 # What goes wrong on the way.
 
 
-def nothing_named(target: Path) -> None:
-    assert not (target / "manifest.json").exists()
-
-
 def test_bit_rot_at_the_source_is_found_and_nothing_is_named(source: Path, target: Path) -> None:
     rotten = source / "epoch=1" / "diff-0_A-0_14.jsonl"
     data = rotten.read_bytes()
@@ -294,7 +290,7 @@ def test_bit_rot_at_the_source_is_found_and_nothing_is_named(source: Path, targe
     with pytest.raises(CopyStopped, match=r"its sha256 is .* objects are in place") as stopped:
         copied(source, target)
     assert isinstance(stopped.value.__cause__, ArtifactDamaged)
-    nothing_named(target)
+    assert not (target / "manifest.json").exists()
     assert not (target / "epoch=1" / rotten.name).exists(), "no object, and none half-finished"
     assert [path for path in target.rglob(".unfinished-*") if path.is_file()] == []
     rotten.write_bytes(data)
@@ -308,7 +304,7 @@ def test_an_object_that_is_gone_and_named_ends_it(source: Path, target: Path) ->
     with pytest.raises(CopyStopped, match=r"diff-0_A-0_14\.pb") as stopped:
         copied(source, target)
     assert isinstance(stopped.value.__cause__, ArtifactMissing)
-    nothing_named(target)
+    assert not (target / "manifest.json").exists()
 
 
 def test_a_lost_object_that_a_later_base_replaces_keeps_no_copy_out(

@@ -1,7 +1,6 @@
 """Rows that were exported as csv load into PostgreSQL unchanged."""
 
 import tracemalloc
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,13 @@ from laredo_archive import codec
 from laredo_archive.codec.zstd_frames import PlainBytes
 from laredo_archive.errors import ExportRefused
 from laredo_archive.maintain.export import csv_value, export
-from laredo_archive.read.fold import Rows
 from laredo_archive.reader import Archive
 from laredo_model.column import Column
 from laredo_model.key import of_line
 from tests.support import drawn
 from tests.support.archive.building import Builder
 from tests.support.archive.command_line import printed
-from tests.support.archive.several_epochs import several_epochs
+from tests.support.archive.several_epochs import rows_at, several_epochs
 from tests.support.postgres import Database
 
 TABLE = """
@@ -85,7 +83,8 @@ def test_an_export_gives_back_the_rows(tmp_path: Path, format_id: str) -> None:
     assert written.state_checksum == boundary.last.state_checksum
     with target.open("rb") as file:
         found = codec.read_snapshot(format_id, boundary.columns, file)
-        assert _together(found) == _together(archive.rows(boundary))
+        rows = [row for keys, lines in found for row in zip(keys, lines, strict=True)]
+    assert rows == list(rows_at(archive, boundary).items())
 
 
 @pytest.mark.parametrize("name", ["t.jsonl.zst", "t.pb.zst"])
@@ -96,15 +95,6 @@ def test_a_file_is_compressed_if_its_name_says_so(tmp_path: Path, name: str) -> 
     printed("export", archive, plain)
     with (tmp_path / name).open("rb") as compressed:
         assert PlainBytes(compressed).read() == plain.read_bytes()
-
-
-def _together(rows: Iterable[Rows]) -> Rows:
-    keys: list[bytes] = []
-    lines: list[bytes] = []
-    for some_keys, some_lines in rows:
-        keys += some_keys
-        lines += some_lines
-    return keys, lines
 
 
 def test_rows_that_aren_t_the_manifest_s_state_are_not_exported(tmp_path: Path) -> None:

@@ -33,11 +33,6 @@ def test_a_store_that_can_is_taken(makers: Callable[[str], S3Maker], server: str
     assert list(destination.list("")) == []
 
 
-def test_nothing_is_left_of_it(way: Way, s3: S3Maker) -> None:
-    way.faulty.probe()
-    assert nothing_left(way, s3)
-
-
 @pytest.mark.parametrize(
     ("operation", "fault", "what"),
     [

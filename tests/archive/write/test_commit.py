@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from laredo_archive.codec import UnknownFormat
 from laredo_archive.errors import (
     ArtifactDamaged,
     ArtifactMissing,
@@ -22,6 +23,7 @@ from laredo_archive.manifest import rules
 from laredo_archive.manifest.model import EpochPosition
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write import diff_encoding
+from laredo_archive.write.table_archive import TableArchive
 from laredo_archive.write.uploads import Content
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
@@ -86,8 +88,9 @@ def test_the_first_base_and_a_diff(destination: ScriptedDestination) -> None:
     )
 
 
-def test_a_base_that_isnt_the_running_state_commits_nothing(new_stores: NewStores) -> None:
-    [destination] = new_stores()
+def test_a_base_that_isnt_the_running_state_commits_nothing(
+    destination: ScriptedDestination,
+) -> None:
     archive = based([destination])
     before = listed(destination)
     base = base_of(archive, 10, TWO)
@@ -223,27 +226,27 @@ def test_an_orphan_with_the_same_bytes_is_adopted(new_stores: NewStores) -> None
     assert other.manifest.artifacts[-1].keys == [key]
 
 
-def test_an_unknown_format_is_refused_before_anything_is_written(new_stores: NewStores) -> None:
-    from laredo_archive.codec import UnknownFormat
-
-    [destination] = new_stores()
-    archive = opened([destination])
-    with pytest.raises(UnknownFormat):
-        base_of(archive, 10, ONE, formats=("jsonl", "csv"))
-    rebased(archive, 10, ONE, continues=False)
-    with pytest.raises(UnknownFormat):
-        diffed(archive, 10, 20, ONE, TWO, formats=("csv",))
-    assert len(destination.store.objects) == 2
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.rglob("*") if path.is_file())
 
 
-def test_a_base_of_an_unknown_format_leaves_nothing(tmp_path: Path) -> None:
-    from laredo_archive.codec import UnknownFormat
-
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     archive = opened([LocalDestination(tmp_path)])
     with pytest.raises(UnknownFormat):
         base_of(archive, 10, ONE, formats=("jsonl", "csv"))
-    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(left) == [".manifest.json.lock", "manifest.json"]
+    assert files(tmp_path) == [".manifest.json.lock", "manifest.json"]
+    rebased(archive, 10, ONE, continues=False)
+    before = files(tmp_path)
+    with pytest.raises(UnknownFormat):
+        diffed(archive, 10, 20, ONE, TWO, formats=("csv",))
+    assert files(tmp_path) == before
+
+
+def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
+    archive = opened([LocalDestination(tmp_path)])
+    with begun_base(archive) as upload:
+        upload.write([b"1"], [ONE[b"1"]])
+    assert files(tmp_path) == [".manifest.json.lock", "manifest.json"]
 
 
 def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
@@ -266,15 +269,6 @@ def test_durable_means_on_all_and_in_order(new_stores: NewStores) -> None:
     diffed(archive, 20, 30, TWO, THREE)
 
 
-def test_a_base_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
-    archive = opened([LocalDestination(tmp_path)])
-    upload = begun_base(archive)
-    with upload:
-        upload.write([b"1"], [ONE[b"1"]])
-    left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert sorted(left) == [".manifest.json.lock", "manifest.json"]
-
-
 def test_no_room_for_the_temporary_file_commits_nothing(
     destination: ScriptedDestination, tmp_path: Path
 ) -> None:
@@ -287,8 +281,6 @@ def test_no_room_for_the_temporary_file_commits_nothing(
 
 
 def test_a_manifest_of_another_table_is_refused(destination: ScriptedDestination) -> None:
-    from laredo_archive.write.table_archive import TableArchive
-
     opened([destination])
     with pytest.raises(ManifestDamaged, match=r"to table public\.t, not to public\.other"):
         TableArchive.open([destination], "public.other", key_prefix="public.t/")

@@ -10,8 +10,7 @@ from laredo_archive.errors import DestinationUnavailable
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, Upload
 from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.manifest_store import in_threads
-from laredo_archive.write.table_archive import TableArchive
-from tests.support.archive.archiving import ONE, PREFIX, TABLE, TWO, base_of, diffed
+from tests.support.archive.archiving import ONE, TWO, base_of, diffed, opened
 from tests.support.processes import PATIENCE_S
 
 FORMATS = ("jsonl", "protobuf")
@@ -64,10 +63,6 @@ def meeting(directory: Path) -> tuple[list[MeetingDestination], Meeting, Meeting
     uploads, looks = Meeting(4), Meeting(4)
     places = [MeetingDestination(directory / name, uploads, looks, events) for name in ("b", "a")]
     return places, uploads, looks, events
-
-
-def opened(places: list[MeetingDestination]) -> TableArchive:
-    return TableArchive.open(places, TABLE, key_prefix=PREFIX)
 
 
 def test_a_diff_goes_everywhere_at_once_and_into_the_manifests_in_order(tmp_path: Path) -> None:
