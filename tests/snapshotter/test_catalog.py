@@ -19,7 +19,7 @@ from laredo_archive.storage.destination import Destination
 from laredo_snapshotter.app import catalog_keeper
 from tests.support import drawn
 from tests.support.processes import until, wait_until
-from tests.support.writer.served import HISTORY, Served, delete, put, rows
+from tests.support.writer.served import HISTORY, Served, delete, put, serving
 from tests.support.writer.writing import ReadyWriter, Writer, integer
 
 TABLES = ("users", "orders", "quiet")
@@ -27,10 +27,7 @@ TABLES = ("users", "orders", "quiet")
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        for table in (*TABLES, "notes"):
-            server.add(table, rows(0, 20))
-        server.start()
+    with serving(tmp_path / "state", *TABLES, "notes") as server:
         yield server
 
 

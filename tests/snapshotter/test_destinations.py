@@ -20,7 +20,7 @@ from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
 from tests.support.processes import wait_until
 from tests.support.writer.buckets import BucketPath, new_bucket
-from tests.support.writer.served import Served, delete, put, rows
+from tests.support.writer.served import Served, put, serving
 from tests.support.writer.writing import ReadyWriter, Writer
 
 
@@ -283,35 +283,18 @@ def test_a_store_without_conditional_writes_is_refused(
 # The writer on S3, end to end: real processes against the test servers.
 
 
-def test_a_table_is_archived_in_a_bucket(
-    tmp_path: Path, served: Served, s3_server: AwsServer
-) -> None:
-    bucket = new_bucket(s3_server)
-    with ReadyWriter(tmp_path, served, destinations=(bucket / "archive",)) as writer:
-        writer.wait_head(served.commit("users", put(1, "changed"), delete(2)))
-        assert writer.post("/snapshot?wait=true").json() == {"epochs": {"public.users": 2}}
-        writer.wait_head(served.commit("users", put(100, "new")))
-        assert writer.program.stop() == 0
-    writer.assert_equal()
-    assert [kind for kind, _ in writer.kinds()] == ["snapshot", "diff", "snapshot", "diff"]
-    for artifact in writer.artifacts():
-        entry = artifact["formats"]["jsonl"]
-        assert entry["uri"] == f"s3://{bucket.bucket}/archive/{entry['key']}"
-    assert all(key.startswith("archive/users/") for key in bucket.names())
-    assert bucket.unfinished() == []
-
-
 def test_many_tables_share_a_bucket_and_its_connections(
     tmp_path: Path, s3_server: AwsServer
 ) -> None:
     bucket, tables = new_bucket(s3_server), [f"t{number}" for number in range(6)]
-    with FaultProxy(s3_server.endpoint) as proxy, Served(tmp_path / "many") as served:
-        for table in tables:
-            served.add(table, rows(0, 5))
-        served.start()
-        place = bucket.configured(endpoint=f'"{proxy.endpoint}"')
+    archive = bucket / "archive"
+    with (
+        FaultProxy(s3_server.endpoint) as proxy,
+        serving(tmp_path / "many", *tables, count=5) as served,
+    ):
+        place = through(proxy, archive)
         with ReadyWriter(tmp_path, served, *tables, destinations=(place,)) as writer:
-            writer.archive = bucket
+            writer.archive = archive
             probed = proxy.requests("CreateMultipartUpload")
             assert len(probed) == 1, "one probe for all tables"
             positions = {table: served.commit(table, put(1, "x")) for table in tables}
@@ -321,3 +304,8 @@ def test_many_tables_share_a_bucket_and_its_connections(
     assert "discarding connection" not in writer.program.log.read_text()
     for table in tables:
         writer.assert_equal(table)
+        for artifact in writer.artifacts(table):
+            entry = artifact["formats"]["jsonl"]
+            assert entry["uri"] == f"{archive.uri}/{entry['key']}"
+    assert all(key.startswith("archive/") for key in bucket.names())
+    assert bucket.unfinished() == []

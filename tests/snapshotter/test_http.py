@@ -12,16 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families as text_form
 from laredo_service import build
 from tests.support.page import page_of
 from tests.support.processes import PATIENCE_S, run, wait_until
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, put, serving
 from tests.support.writer.writing import ReadyWriter, Writer
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("served")) as server:
-        server.add("users", rows(0, 20))
-        server.add("orders", rows(0, 20))
-        server.start()
+    with serving(tmp_path_factory.mktemp("served"), "users", "orders") as server:
         yield server
 
 

@@ -32,7 +32,7 @@ from tests.support.postgres import Database, new_database
 from tests.support.processes import PATIENCE_S, until, wait_until
 from tests.support.writer.archiving_programs import Named, Programs, configured
 from tests.support.writer.buckets import new_bucket
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, put, serving
 from tests.support.writer.writing import ReadyWriter, Writer
 
 A, B, C = (Named("public", name, None) for name in "abc")
@@ -59,10 +59,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, database: Database) -> Ite
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        for table in ("users", "orders", "notes"):
-            server.add(table, rows(0, 20))
-        server.start()
+    with serving(tmp_path / "state", "users", "orders", "notes") as server:
         yield server
 
 

@@ -7,16 +7,13 @@ import pytest
 
 from tests.support import drawn
 from tests.support.processes import wait_until
-from tests.support.writer.served import Served, put, rows
+from tests.support.writer.served import Served, put, rows, serving
 from tests.support.writer.writing import ReadyWriter, Writer, integer
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.add("orders", rows(0, 20))
-        server.start()
+    with serving(tmp_path / "state", "users", "orders") as server:
         yield server
 
 

@@ -38,7 +38,7 @@ from tests.support import drawn
 from tests.support.archive.building import COLUMNS, HISTORY, Builder
 from tests.support.processes import wait_until
 from tests.support.spark_reading import Reading, manifest_of, names
-from tests.support.writer.served import Served, State, put, rows
+from tests.support.writer.served import Served, State, put, serving
 from tests.support.writer.writing import ReadyWriter
 
 
@@ -267,9 +267,7 @@ Tasks = Callable[[], Iterator[dict[str, Any]]]
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with Served(tmp_path / "state") as server:
-        server.add("users", rows(0, 20))
-        server.start()
+    with serving(tmp_path / "state", "users") as server:
         yield server
 
 

@@ -7,13 +7,13 @@ process. What every table holds at every position is noted, apart from the store
 import asyncio
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from laredo_fanout.serving.options import ListenerOptions, ServingOptions, ServingTableOptions
-from laredo_fanout.serving.ports import ClientInfo, ClientState, TooManyClients
 from laredo_fanout.serving.server import serve
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.rows import TableChanges
@@ -23,6 +23,7 @@ from laredo_model.column import Column
 from laredo_model.line import Action
 from laredo_model.position import History
 from tests.support.processes import PATIENCE_S, free_port
+from tests.support.server.serving_world import Registry
 
 HISTORY = History(7300000000000000001, 1, 16384)
 COLUMNS = (
@@ -68,36 +69,6 @@ class Wakeups:
     def notify(self) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
-
-
-class Lease:
-    def __init__(self, registry: "Registry", info: ClientInfo) -> None:
-        self.registry = registry
-        self.info = info
-
-    def update(self, *, sequence: int, depth: int, state: str) -> None: ...
-
-    async def pin(self, table_id: int, after_sequence: int) -> None: ...
-
-    def unpin(self) -> None: ...
-
-    def close(self, reason: str) -> None:
-        self.registry.leases.remove(self)
-
-
-class Registry:
-    def __init__(self) -> None:
-        self.leases: list[Lease] = []
-        self.max_clients = 100
-
-    async def register(self, info: ClientInfo) -> Lease:
-        if len(self.leases) >= self.max_clients:
-            raise TooManyClients(self.max_clients)
-        self.leases.append(Lease(self, info))
-        return self.leases[-1]
-
-    async def clients(self, table: str) -> list[ClientState]:
-        return []
 
 
 class Served:
@@ -178,7 +149,7 @@ class Served:
 
     def clients(self) -> list[str]:
         """Ids of connected clients."""
-        return [lease.info.client_id for lease in self.registry.leases]
+        return [lease.state.info.client_id for lease in self.registry.leases]
 
     def add(
         self, table: str, state: State | None = None, columns: tuple[Column, ...] = COLUMNS
@@ -300,3 +271,13 @@ class Served:
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+@contextmanager
+def serving(path: Path, *tables: str, count: int = 20) -> Iterator[Served]:
+    """A server of these tables, each of so many rows."""
+    with Served(path) as served:
+        for table in tables:
+            served.add(table, rows(0, count))
+        served.start()
+        yield served
