@@ -122,7 +122,6 @@ def test_sigterm_waits_for_what_is_not_verified(served: Served, writer: Writer) 
     last = served.commit("users", put(1, "x"))
     waits(writer, last)
     signalled(writer)
-    wait_until(lambda: writer.logged("shutdown started"), "the signal is taken")
     # What comes now is no debt: nobody ever verifies it.
     served.look()
     later = served.commit("users", put(2, "y"))
@@ -141,7 +140,6 @@ def test_signals_tell_what_is_not_verified_in_time_and_leave_it_to_the_next_star
     restarted(writer, "3600")
     waits(writer, last)
     signalled(writer)
-    wait_until(lambda: writer.logged("shutdown started"), "the first is taken")
     assert writer.program.stop(signal.SIGINT) == 3, "a second one ends it at once"
     restarted(writer, "2")
     waits(writer, last)
@@ -173,9 +171,7 @@ def test_a_server_that_is_gone_is_told_of_too(tmp_path: Path, served: Served) ->
     served.add("orders", rows(0, 5))
     served.start()
     with Writer(tmp_path, served, "users", "orders") as writer:
-        writer.program.kill()
-        writer.program.start("--flush-timeout", "1")
-        writer.program.wait_ready()
+        restarted(writer, "1")
         served.looks_by_itself = False
         waits(writer, served.commit("users", put(1, "x")))
         served.stop()
@@ -185,6 +181,7 @@ def test_a_server_that_is_gone_is_told_of_too(tmp_path: Path, served: Served) ->
 
 def signalled(writer: Writer) -> None:
     os.kill(writer.program.pid, signal.SIGTERM)
+    wait_until(lambda: writer.logged("shutdown started"), "the signal is taken")
 
 
 def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from laredo_archive.cli import main
 from laredo_archive.manifest import catalog, parser, timeline
 from laredo_archive.manifest.catalog import CatalogEntry, DatabaseCatalog, GroupBoundary
+from laredo_archive.manifest.model import Manifest
 from laredo_archive.manifest.timeline import CommonBoundary
 from laredo_archive.storage.destination import Destination
 from laredo_snapshotter.app import catalog_keeper
@@ -152,12 +153,15 @@ async def test_a_defect_in_its_writing_is_retried_after_a_pause() -> None:
 UNEQUAL = {"users": "diff.interval = 60ms", "orders": "diff.interval = 250ms"}
 
 
+def manifest_of(writer: Writer, table: str) -> Manifest:
+    return parser.parse((writer.archive / table / "manifest.json").read_bytes(), table)
+
+
 def common_of(writer: Writer) -> list[CommonBoundary]:
     """Common boundaries of the manifests as they are now."""
     found = []
     for table in writer.tables:
-        manifest = parser.parse((writer.archive / table / "manifest.json").read_bytes(), table)
-        found.append(timeline.spans_of(manifest, table))
+        found.append(timeline.spans_of(manifest_of(writer, table), table))
     return [each for of_history in timeline.common(found).values() for each in of_history]
 
 
@@ -187,10 +191,7 @@ def test_unequal_intervals_and_a_quiet_table(tmp_path: Path, served: Served) -> 
         assert len(listed) > 5
         for boundary in listed:
             for table in TABLES:
-                manifest = parser.parse(
-                    (writer.archive / table / "manifest.json").read_bytes(), table
-                )
-                spans = timeline.spans_of(manifest, table)[HISTORY]
+                spans = timeline.spans_of(manifest_of(writer, table), table)[HISTORY]
                 start = [span.start for span in spans if span.start <= boundary.position][-1]
                 there = served.state_at(table, boundary.position)
                 assert served.state_at(table, start) == there, f"{table} at {boundary}"
@@ -235,6 +236,6 @@ def test_alone_a_table_needs_no_empty_diffs(tmp_path: Path, served: Served) -> N
         first = served.position
         wait_until(seen_after_one_more, "seen")
         assert writer.kinds() == [("snapshot", 1)]
-        manifest = parser.parse((writer.archive / "users" / "manifest.json").read_bytes(), "users")
         # Between the head and what was seen a row came and went.
-        assert (manifest.unchanged_until or 0) < integer(writer.manifest()["seen_position"])
+        unchanged = manifest_of(writer, "users").unchanged_until or 0
+        assert unchanged < integer(writer.manifest()["seen_position"])

@@ -130,7 +130,6 @@ def test_a_fenced_writer_collects_no_more(tmp_path: Path, served: Served) -> Non
 
 def test_before_there_is_a_base_nothing_is_looked_for(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served, "users", "missing", more=QUICK) as writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "connecting"}, "missing")
         runs = "snapshotter_collections_total"
         mark = writer.total(runs, "public.users")

@@ -272,7 +272,6 @@ def test_a_store_without_conditional_writes_is_refused(
     with Writer(
         tmp_path, served, "users", destinations=(through(proxy, bucket / "unconditional"),)
     ) as writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         status = writer.wait_status({"state": "failed", "ready": False})
         assert "doesn't honour conditional writes" in status["problem"]
         assert "otherwise use a store" in status["problem"]

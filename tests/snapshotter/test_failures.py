@@ -47,7 +47,6 @@ def test_a_destination_that_is_away_at_the_start_is_waited_for(
     in_the_way = tmp_path / "archive"
     in_the_way.write_text("not a directory")
     with Writer(tmp_path, served) as writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         status = writer.wait_status({"state": "holding", "ready": False})
         assert str(in_the_way) in status["problem"]
         (kind,) = wait_until(lambda: failures(writer), "the failure is counted by its kind")
@@ -151,7 +150,6 @@ def test_diffs_that_dont_lead_to_the_base_stop_the_table_with_both_checksums(
 
 def test_a_key_that_isnt_the_tables_is_refused(tmp_path: Path, served: Served) -> None:
     with Writer(tmp_path, served, more="key_fields = [name]") as writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         status = writer.wait_status({"state": "failed"})
         assert "['name']" in status["problem"] and "['id']" in status["problem"]
         assert writer.artifacts() == []

@@ -16,7 +16,6 @@ from tests.support.aws import AwsServer
 from tests.support.faults.fault import Fault, Rule, answer
 from tests.support.faults.operation import Operation
 from tests.support.faults.proxy import FaultProxy
-from tests.support.processes import wait_until
 from tests.support.writer.buckets import new_bucket
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import Writer
@@ -141,7 +140,6 @@ def test_check_finds_each_before_the_first_write(world: World) -> None:
 def test_the_writer_says_each_and_goes_on_once_it_is_put_right(world: World) -> None:
     writer = world.writer
     with writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         for table, refusal in REFUSALS.items():
             status = writer.wait_status({"state": "holding", "ready": False}, table)
             assert all(part in status["problem"] for part in refusal.said), (table, status)

@@ -128,7 +128,6 @@ def test_a_damaged_manifest_is_waited_for_until_it_is_mended(
         # A start waits for it too.
         writer.program.kill()
         writer.program.start()
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "holding", "ready": False})
         assert manifest.read_bytes() == DAMAGED
         manifest.write_bytes(whole)

@@ -40,7 +40,6 @@ def test_one_tables_manifest_stops_only_that_table(
     manifest.parent.mkdir(parents=True)
     manifest.write_bytes(damage)
     with Writer(tmp_path, served, "orders", "users") as writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "following"})
         status = writer.wait_status({"state": state, "ready": False}, "orders")
         assert said in status["problem"]
@@ -62,7 +61,6 @@ def test_a_table_that_isnt_served_says_so_and_is_tried_again(
     tmp_path: Path, served: Served
 ) -> None:
     with Writer(tmp_path, served, "users", "missing") as writer:
-        wait_until(lambda: writer.program.get("/status"), "HTTP")
         writer.wait_status({"state": "following"})
         status = writer.wait_status({"state": "connecting", "ready": False}, "missing")
         wait_until(lambda: "missing" in (writer.status("missing")["problem"] or ""), "named")

@@ -10,7 +10,7 @@ from laredo_snapshotter.errors import SinkError
 from laredo_snapshotter.events.sinks import build
 from tests.support import drawn
 from tests.support.aws import REGION, AwsServer
-from tests.support.writer.listening import EARS, Ear, QueueEar, StreamEar, TopicEar
+from tests.support.writer.listening import EARS, Ear, StreamEar, TopicEar
 from tests.support.writer.noticing import notice
 
 IN_ORDER = ("sns-fifo", "sqs-fifo", "kinesis", "kinesis-by-arn")
@@ -163,8 +163,3 @@ def test_the_configuration_overrides_region_and_endpoint(kind: str, clients: Aws
 def asked_at(config: SinkConfig, clients: AwsClients) -> tuple[str, str]:
     client = build(config, clients)._asking._client()  # type: ignore[attr-defined]
     return client.meta.region_name, client.meta.endpoint_url
-
-
-def test_a_sink_has_the_name_that_is_configured(ministack: AwsServer, clients: AwsClients) -> None:
-    for ear in (TopicEar(ministack), QueueEar(ministack), StreamEar(ministack)):
-        assert build(ear.config, clients).name == ear.config.name

@@ -147,9 +147,11 @@ class Writer:
             raise AssertionError(f"{late}\n{self.program.tail()}") from None
 
     def wait_status(self, wanted: Mapping[str, Any], table: str = "users") -> dict[str, Any]:
-        """The first status that has these values."""
+        """The first status that has these values, of a program that may have just been started."""
 
         def found() -> dict[str, Any] | None:
+            if self.program.get("/status") is None:
+                return None
             status = self.status(table)
             return status if wanted.items() <= status.items() else None
 
