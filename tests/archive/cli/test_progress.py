@@ -2,18 +2,18 @@
 
 import os
 import re
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.maintain.verify import verify
 from laredo_archive.read.location import find, parse
 from laredo_archive.read.objects import Unwatched
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
+from tests.support.archive.archiving import AT_ONCE
 from tests.support.archive.command_line import on_terminal, run
 from tests.support.archive.several_epochs import several_epochs
 
@@ -102,14 +102,13 @@ def test_a_copy_comes_to_its_end_also_where_something_is_there(place: Path, tmp_
 def test_a_collection_tells_what_it_deletes(place: Path) -> None:
     orphan = place / "epoch=1" / "snapshot-0_1.jsonl"
     orphan.write_bytes(b"12345")
-    at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
     watching = [Noted() for _ in range(3)]
     for noted in watching:
         collect(
             LocalDestination(place.parent),
             "public.users",
             key_prefix="users/",
-            policy=at_once,
+            policy=AT_ONCE,
             progress=noted,
         )
     assert not orphan.exists()

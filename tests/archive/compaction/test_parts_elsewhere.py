@@ -3,14 +3,12 @@
 import gzip
 import tracemalloc
 from dataclasses import replace
-from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, CopyStopped
-from laredo_archive.maintain.collect import Policy, collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest import rules
@@ -21,15 +19,8 @@ from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from laredo_model.position import Position
 from tests.support.archive import several_epochs
-from tests.support.archive.archiving import (
-    PREFIX,
-    TABLE,
-    ScriptedDestination,
-    environment,
-    memory,
-    opened,
-)
-from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
+from tests.support.archive.archiving import PREFIX, ScriptedDestination, memory, opened
+from tests.support.archive.long_archive import LongArchive, collected, compacted, rows_at, spoil
 
 pytestmark = pytest.mark.usefixtures("short_lists")
 
@@ -39,15 +30,7 @@ def all_there(destination: ScriptedDestination, long: LongArchive) -> None:
     assert list(rules.check(manifest)) == []
     # A collector takes nothing that is needed.
     for _ in range(3):
-        destination.store.world.now += 7200
-        hour = timedelta(hours=1)
-        collect(
-            destination,
-            TABLE,
-            key_prefix=PREFIX,
-            policy=Policy(hour, hour),
-            environment=environment(destination),
-        )
+        collected(destination)
     for position, state in long.states.items():
         assert rows_at(destination, position) == state
 

@@ -12,10 +12,8 @@ from click.testing import CliRunner
 
 from laredo_archive.cli import main
 from laredo_archive.maintain import collect as collecting
-from laredo_archive.maintain.collect import Collected, Policy, collect
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import verify
-from laredo_archive.manifest import merged
 from laredo_archive.manifest import merged as merged_
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import location
@@ -25,13 +23,18 @@ from tests.support import drawn
 from tests.support.archive.archiving import (
     MANIFEST,
     PREFIX,
-    TABLE,
     ScriptedDestination,
-    environment,
     opened,
     rebased,
 )
-from tests.support.archive.long_archive import LongArchive, compacted, rows_at, spoil
+from tests.support.archive.long_archive import (
+    HOUR_S,
+    LongArchive,
+    collected,
+    compacted,
+    rows_at,
+    spoil,
+)
 
 UNREADABLE = re.compile(r"boundaries between (\S+) and (\S+) can't be read; \1 and \2 can")
 
@@ -140,7 +143,7 @@ def test_a_part_that_the_manifest_names_costs_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its merged diff leads past it."""
-    monkeypatch.setattr(merged, "LISTED_AT_MOST", 64)
+    monkeypatch.setattr(merged_, "LISTED_AT_MOST", 64)
     two = Two(tmp_path)
     places = [LocalDestination(two.first), LocalDestination(two.second)]
     long = compacted(LongArchive(opened(places)), rounds=4)
@@ -162,10 +165,6 @@ def test_a_part_that_the_manifest_names_costs_no_more(
 # ``verify`` proves merged diffs by their parts, and ``ls`` shows them.
 
 
-def archive_at(directory: Path) -> Archive:
-    return Archive.at(str(directory / "first" / PREFIX))
-
-
 def deepest(archive: Archive) -> Artifact:
     """A diff that only a file of parts names."""
     named = {entry.key for entry in archive.manifest.named()}
@@ -174,26 +173,25 @@ def deepest(archive: Archive) -> Artifact:
     return hidden[len(hidden) // 2]
 
 
-def test_every_level_is_proven(long: LongArchive, tmp_path: Path) -> None:
-    report = verify(archive_at(tmp_path))
+def test_every_level_is_proven(two: Two, long: LongArchive) -> None:
+    report = verify(two.archive())
     assert report.problems == []
     assert report.boundaries == len(long.states)
 
 
-def test_a_damaged_part_is_named_with_what_it_costs(long: LongArchive, tmp_path: Path) -> None:
-    key = deepest(archive_at(tmp_path)).formats["jsonl"].key
-    path = tmp_path / "first" / key
+def test_a_damaged_part_is_named_with_what_it_costs(two: Two, long: LongArchive) -> None:
+    path = two.first / deepest(two.archive()).formats["jsonl"].key
     spoil(path, path.read_bytes().replace(b'"id"', b'"ID"') + b"\n")
-    report = verify(archive_at(tmp_path))
+    report = verify(two.archive())
     assert any(path.name in problem for problem in report.problems)
     assert any(UNREADABLE.search(problem) for problem in report.problems)
     assert 0 < report.boundaries < len(long.states)
 
 
 def test_a_merged_diff_that_its_parts_do_not_make(
-    long: LongArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = archive_at(tmp_path)
+    archive = two.archive()
     merged = next(a for a in archive.manifest.artifacts if a.parts)
     real = merged_.PartsFiles.diffs_of
 
@@ -206,10 +204,10 @@ def test_a_merged_diff_that_its_parts_do_not_make(
     assert "have other net changes than the diff" in problem
 
 
-def test_a_list_that_is_gone(long: LongArchive, tmp_path: Path) -> None:
-    for path in tmp_path.rglob("parts-*"):
+def test_a_list_that_is_gone(two: Two) -> None:
+    for path in two.first.rglob("parts-*"):
         path.unlink()
-    report = verify(archive_at(tmp_path))
+    report = verify(two.archive())
     assert report.problems
     assert all(UNREADABLE.search(problem) for problem in report.problems)
 
@@ -242,23 +240,7 @@ def test_a_summary_has_a_line_for_each_epoch(long: LongArchive, tmp_path: Path) 
 # Parts that files list are kept as long as a file may be read, and deleted after it.
 
 
-HOUR = 3600.0
-
-
 pytestmark = pytest.mark.usefixtures("short_lists")
-
-
-def collected(destination: ScriptedDestination, hours: float = 2.0, **more: object) -> Collected:
-    """A collection some hours later."""
-    destination.store.world.now += hours * HOUR
-    return collect(
-        destination,
-        TABLE,
-        key_prefix=PREFIX,
-        policy=Policy(timedelta(hours=1), timedelta(hours=1)),
-        environment=environment(destination),
-        **more,  # type: ignore[arg-type]
-    )
 
 
 def compacted_archive(destination: ScriptedDestination, **more: object) -> LongArchive:
@@ -285,7 +267,7 @@ def test_dropped_parts_are_deleted_to_the_last(
 ) -> None:
     monkeypatch.setattr(collecting, "NAMED_AT_ONCE", named_at_once)
     long = compacted_archive(destination)
-    destination.store.world.now += 10 * HOUR
+    destination.store.world.now += 10 * HOUR_S
     long.grow(3)
     long.archive.merging.drop_parts(timedelta(hours=5))
     planned = collected(destination, 0, dry_run=True)
@@ -349,7 +331,7 @@ def test_an_unreadable_list_is_deleted_and_what_it_named_is_found_by_listing(
     destination: ScriptedDestination,
 ) -> None:
     long = compacted_archive(destination)
-    destination.store.world.now += 10 * HOUR
+    destination.store.world.now += 10 * HOUR_S
     long.grow(3)
     long.archive.merging.drop_parts(timedelta(hours=5))
     for key in [key for key in destination.store.objects if "/parts-" in key]:

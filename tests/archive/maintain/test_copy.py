@@ -14,7 +14,7 @@ from laredo_archive.errors import (
     CopyStopped,
     Fenced,
 )
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.maintain.repair import repair
 from laredo_archive.maintain.verify import verify
@@ -31,6 +31,7 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support import drawn
 from tests.support.archive.archiving import (
+    AT_ONCE,
     ONE,
     OTHER_HISTORY,
     TABLE,
@@ -46,7 +47,6 @@ from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.several_epochs import several_epochs
 
 FORMATS = ("jsonl", "protobuf")
-AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 
 
 class At(Unwatched):

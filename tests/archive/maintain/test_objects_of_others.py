@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from laredo_archive.errors import NotCollectable, PrefixMeant
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.manifest import object_keys, parser
 from laredo_archive.manifest.model import Manifest, Retired
@@ -21,6 +21,7 @@ from laredo_snapshotter import config
 from laredo_snapshotter.check import _archive
 from laredo_snapshotter.destinations import Stores
 from tests.support.archive.archiving import (
+    AT_ONCE,
     MORNING,
     ONE,
     PREFIX,
@@ -32,7 +33,6 @@ from tests.support.archive.archiving import (
 )
 from tests.support.archive.objects import put
 
-AT_ONCE = Policy(timedelta(seconds=-1), timedelta(seconds=-1))
 FOREIGN = [
     f"{PREFIX}{name}"
     for name in (

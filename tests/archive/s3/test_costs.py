@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from benchmarks import costs
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from tests.support.archive.archiving import (
+    AT_ONCE,
     ONE,
     PREFIX,
     TABLE,
@@ -23,7 +23,6 @@ from tests.support.archive.s3_maker import S3Maker
 from tests.support.archive.s3_way import LARGE
 
 PAGE = Path(__file__).parents[3] / "docs" / "costs.md"
-AT_ONCE = Policy(timedelta(days=-1), timedelta(days=-1))
 
 
 def sent(s3: S3Maker) -> Counter[str]:

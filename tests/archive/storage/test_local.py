@@ -21,7 +21,7 @@ from laredo_archive.errors import (
     ExportRefused,
     NotAFile,
 )
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import copy
 from laredo_archive.maintain.export import export
 from laredo_archive.maintain.verify import verify
@@ -29,6 +29,7 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import UNFINISHED, LocalDestination
 from tests.support.archive.archiving import (
+    AT_ONCE,
     ONE,
     PREFIX,
     TABLE,
@@ -205,7 +206,6 @@ def test_everything_is_synced_before_it_is_named(
 # A directory that others may write to: links lead nowhere, and only regular files are objects.
 
 
-AT_ONCE = Policy(timedelta(seconds=-1), timedelta(seconds=-1))
 KEY = f"{PREFIX}epoch=1/snapshot-0_A.jsonl"
 
 

@@ -14,19 +14,19 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 import structlog
 
 from laredo_archive.maintain import compact
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from laredo_archive.manifest import merged
 from laredo_archive.storage.s3 import upload
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
+    AT_ONCE,
     DAY,
     MORNING,
     ONE,
@@ -68,10 +68,9 @@ def write(directory: Path, places: Sequence[str]) -> None:
             with (directory / ACKNOWLEDGED).open("a") as out:
                 assert archive.head is not None
                 out.write(f"{archive.head.epoch} {archive.head.position}\n")
-    at_once = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
     for place in destinations:
         for _ in range(3):
-            collect(place, TABLE, key_prefix=PREFIX, policy=at_once)
+            collect(place, TABLE, key_prefix=PREFIX, policy=AT_ONCE)
 
 
 def step(archive: TableArchive) -> bool:

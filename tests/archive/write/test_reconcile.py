@@ -3,13 +3,12 @@
 import json
 import re
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from laredo_archive.errors import ArtifactDamaged, CommitUnavailable, HistoriesDiffer
-from laredo_archive.maintain.collect import Policy, collect
+from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.repair import repair
 from laredo_archive.manifest import parser, rules
 from laredo_archive.manifest.model import Manifest
@@ -18,6 +17,7 @@ from laredo_archive.storage.local import LocalDestination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import (
+    AT_ONCE,
     MANIFEST,
     ONE,
     OTHER_HISTORY,
@@ -239,7 +239,6 @@ def test_a_new_history_that_came_to_one_only_is_no_foreign_archive(new_stores: N
 # Every artifact lies in its own epoch's folder, also after a re-base under load.
 
 
-AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 FORMATS = ("jsonl", "protobuf")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from laredo_archive.errors import CommitStateUnknown
+from laredo_archive.maintain.collect import Policy
 from laredo_archive.manifest import parser
 from laredo_archive.manifest.model import Artifact, Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
@@ -23,6 +24,7 @@ HISTORY = History(7300, 1, 5)
 OTHER_HISTORY = History(7300, 2, 5)
 MORNING = datetime(2026, 6, 3, 8, tzinfo=UTC)
 DAY = timedelta(days=1)
+AT_ONCE = Policy(cut_off=timedelta(seconds=-1), grace=timedelta(seconds=-1))
 
 
 def rows(*pairs: tuple[int, str]) -> State:

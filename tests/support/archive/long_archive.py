@@ -8,17 +8,26 @@ from pathlib import Path
 from typing import Any, Self
 
 from laredo_archive.maintain import compact
+from laredo_archive.maintain.collect import Collected, Policy, collect
 from laredo_archive.reader import Archive
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import History, Position
 from tests.support.archive import several_epochs
-from tests.support.archive.archiving import MORNING, PREFIX, rebased
+from tests.support.archive.archiving import (
+    MORNING,
+    PREFIX,
+    TABLE,
+    ScriptedDestination,
+    environment,
+    rebased,
+)
 from tests.support.archive.rows import changes
 from tests.support.archive.truth import State, checksum_of
 
 LEVELS = tuple(timedelta(seconds=seconds) for seconds in (20, 60, 300))
 FIRST = 10
+HOUR_S = 3600.0
 
 
 class LongArchive:
@@ -128,6 +137,20 @@ def rows_at(destination: Destination, position: int | datetime) -> State:
     archive = Archive.open(destination, PREFIX)
     boundary = archive.boundary(as_of, exact=not isinstance(position, datetime))
     return several_epochs.rows_at(archive, boundary)
+
+
+def collected(destination: ScriptedDestination, hours: float = 2.0, **more: Any) -> Collected:
+    """A collection some hours later."""
+    destination.store.world.now += hours * HOUR_S
+    hour = timedelta(hours=1)
+    return collect(
+        destination,
+        TABLE,
+        key_prefix=PREFIX,
+        policy=Policy(hour, hour),
+        environment=environment(destination),
+        **more,
+    )
 
 
 def spoil(path: Path, data: bytes) -> None:
