@@ -14,7 +14,7 @@ from laredo_archive.cli import main as archive
 from laredo_fanout.cli import main as fanout
 from laredo_snapshotter.cli import cli as snapshotter
 from laredo_spark.cli import main as spark
-from tests.support.processes import completed
+from tests.support.processes import completed, free_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, click.Command] = {
@@ -67,6 +67,28 @@ def wheel(tree: Path, into: Path, **environment: str) -> tuple[Path, str]:
     )
     assert made.returncode == 0, made.stdout + made.stderr
     return next(into.glob("*.whl")), made.stdout + made.stderr
+
+
+def server_configuration(directory: Path) -> Path:
+    file = directory / "fanout.conf"
+    file.write_text(
+        f'state.path = "{directory}/state"\n'
+        f'sources.pg.connection = "host=127.0.0.1 port={free_port()} dbname=none"\n'
+        "tables = [{ table = users }]\n"
+        f"fanout {{ grpc.port = {free_port()}, drain_grace = 0s }}\n"
+    )
+    return file
+
+
+def writer_configuration(directory: Path) -> Path:
+    file = directory / "writer.conf"
+    file.write_text(
+        "snapshotter {\n"
+        f'  source {{ server = "127.0.0.1:{free_port()}", table = users }}\n'
+        f'  destinations = [{{ type = local, path = "{directory}/archive" }}]\n'
+        "}\n"
+    )
+    return file
 
 
 class Bare:

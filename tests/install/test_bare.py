@@ -8,7 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.install.bare import COMMANDS, Bare, source, wheel
+from tests.install.bare import (
+    COMMANDS,
+    Bare,
+    server_configuration,
+    source,
+    wheel,
+    writer_configuration,
+)
 from tests.support.archive.building import Builder
 from tests.support.drawn import first, thorough
 from tests.support.page import page_of
@@ -28,27 +35,6 @@ def bare(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Bare:
     bare.install(made)
     bare.link()
     return bare
-
-
-def server_configuration(directory: Path) -> Path:
-    file = directory / "fanout.conf"
-    file.write_text(
-        f'state.path = "{directory}/state"\n'
-        f'sources.pg.connection = "host=127.0.0.1 port={free_port()} dbname=none"\n'
-        "tables = [{ table = users }]\n"
-    )
-    return file
-
-
-def writer_configuration(directory: Path) -> Path:
-    file = directory / "writer.conf"
-    file.write_text(
-        "snapshotter {\n"
-        f'  source {{ server = "127.0.0.1:{free_port()}", table = users }}\n'
-        f'  destinations = [{{ type = local, path = "{directory}/archive" }}]\n'
-        "}\n"
-    )
-    return file
 
 
 @pytest.mark.parametrize(

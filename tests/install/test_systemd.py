@@ -3,12 +3,13 @@
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from laredo_service.systemd import ServiceNotifier
+from tests.install.bare import server_configuration, writer_configuration
 from tests.support.processes import PATIENCE_S, Program, free_port
 
 
@@ -41,28 +42,24 @@ def follow(program: Program, systemd: socket.socket) -> None:
         assert received.count("STOPPING=1") == 1 and received.count("READY=1") == 1
 
 
-def test_the_server(tmp_path: Path, systemd: socket.socket) -> None:
-    file = tmp_path / "fanout.conf"
-    file.write_text(
-        f'state.path = "{tmp_path}/state"\nfanout.grpc.port = {free_port()}\n'
-        f'sources.pg.connection = "host=127.0.0.1 port={free_port()} dbname=none"\n'
-        f"http.port = {(port := free_port())}\ntables = [{{ table = users }}]\n"
-        "fanout.drain_grace = 0s\n"
-    )
-    program = Program("laredo-fanout", file, port, log=tmp_path / "log")
-    program.environment = environment(systemd)
-    with program:
-        follow(program, systemd)
-
-
-def test_the_writer(tmp_path: Path, systemd: socket.socket) -> None:
-    file = tmp_path / "writer.conf"
-    file.write_text(
-        f'snapshotter {{\n  source {{ server = "127.0.0.1:{free_port()}", table = users }}\n'
-        f'  destinations = [{{ type = local, path = "{tmp_path}/archive" }}]\n'
-        f"  http.port = {(port := free_port())}\n}}\n"
-    )
-    program = Program("laredo-snapshotter", file, port, log=tmp_path / "log")
+@pytest.mark.parametrize(
+    ("command", "block", "configuration"),
+    [
+        ("laredo-fanout", "http", server_configuration),
+        ("laredo-snapshotter", "snapshotter.http", writer_configuration),
+    ],
+)
+def test_a_program(
+    tmp_path: Path,
+    systemd: socket.socket,
+    command: str,
+    block: str,
+    configuration: Callable[[Path], Path],
+) -> None:
+    file, port = configuration(tmp_path), free_port()
+    with file.open("a") as more:
+        more.write(f"{block}.port = {port}\n")
+    program = Program(command, file, port, log=tmp_path / "log")
     program.environment = environment(systemd)
     with program:
         follow(program, systemd)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import drawn
 from tests.support.processes import wait_until
+from tests.support.server.small_disk import may_mount
 from tests.support.writer.served import Served, put, rows
 from tests.support.writer.writing import ReadyWriter, Writer, integer
 
@@ -194,14 +195,7 @@ class SmallDisk:
 
 @pytest.fixture
 def small_disk(tmp_path: Path, served: Served) -> Iterator[SmallDisk]:
-    may = subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if may.returncode:
-        pytest.skip(f"NEITHER FULL NOR READ-ONLY DISK WAS TESTED: no unshare -Urm ({may.stderr})")
+    may_mount()
     disk = SmallDisk(tmp_path, served)
     yield disk
     if disk.writer.program.is_running():

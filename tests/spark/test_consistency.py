@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, Filter
 
 from laredo_archive.codec import jsonl, protobuf, zstd_frames
-from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, FormatUnknown, ManifestNewer
+from laredo_archive.errors import ArtifactDamaged, FormatUnknown, ManifestNewer
 from laredo_model.column import Column
 from laredo_spark.errors import (
     BoundaryGone,
@@ -118,13 +118,6 @@ def test_other_columns_than_when_it_was_made(builder: Builder) -> None:
     manifest_of(archive, widened)
     with pytest.raises(ColumnsChanged, match=r"name:string.*name:int.*Make it again"):
         made.rows()
-
-
-def test_a_file_is_gone(builder: Builder) -> None:
-    archive = builder.write()
-    file_of(archive).unlink()
-    with pytest.raises(ArtifactMissing, match=r"snapshot-0_10.jsonl: the manifest names.*Restore"):
-        Reading(archive).rows()
 
 
 @pytest.mark.parametrize("parts", [1, 8])

@@ -71,26 +71,17 @@ def test_changes_between_boundaries_inside(spark: SparkSession, tmp_path: Path) 
     long, uri = made(tmp_path, seed=2)
     inside = hidden(long)
     start, end = inside[3], inside[-5]
-    state = dict(held(long.states[start]))
-    changes = read_changes(spark, uri, after=text(start), until=text(end), exact=True).collect()
-    steps = {position for position in long.states if start < position <= end}
-    assert {positions.parse(row.position) for row in changes} <= steps
-    assert len({row.position for row in changes}) > 50, "step by step, as if none were merged"
-    apply(changes, state)
-    assert sorted(state.items()) == held(long.states[end])
-
-
-def test_net_changes_come_from_merged_diffs(spark: SparkSession, tmp_path: Path) -> None:
-    long, uri = made(tmp_path, seed=2)
-    inside = hidden(long)
-    start, end = inside[3], inside[-5]
-    state = dict(held(long.states[start]))
     ends = {"after": text(start), "until": text(end), "exact": True}
-    in_steps = {row.position for row in read_changes(spark, uri, **ends).collect()}
-    changes = read_changes(spark, uri, merged=True, **ends).collect()
-    assert len({row.position for row in changes}) < len(in_steps) / 3
-    apply(changes, state)
-    assert sorted(state.items()) == held(long.states[end])
+    changes = read_changes(spark, uri, **ends).collect()
+    in_steps = {positions.parse(row.position) for row in changes}
+    assert in_steps <= {position for position in long.states if start < position <= end}
+    assert len(in_steps) > 50, "step by step, as if none were merged"
+    net = read_changes(spark, uri, merged=True, **ends).collect()
+    assert len({row.position for row in net}) < len(in_steps) / 3, "from merged diffs"
+    for each in (changes, net):
+        state = dict(held(long.states[start]))
+        apply(each, state)
+        assert sorted(state.items()) == held(long.states[end])
 
 
 def test_a_synced_copy_goes_on_from_a_boundary_that_was_merged(

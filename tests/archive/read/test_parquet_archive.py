@@ -26,22 +26,6 @@ def archive(tmp_path: Path) -> Path:
     return several_epochs(tmp_path, base_formats=PARQUET).write()
 
 
-@pytest.mark.thorough
-def test_the_command_line_gives_what_it_gives_of_jsonl(archive: Path, tmp_path: Path) -> None:
-    other = several_epochs(tmp_path / "jsonl").write()
-    for arguments in (
-        ["cat"],
-        ["cat", "--as-of", "0/64"],
-        ["cat", "--epoch", "1"],
-        ["diff", "--from", "0/64", "--to", "0/C8"],
-        ["diff", "--from", "0/64", "--to", "0/190"],
-    ):
-        command, *options = arguments
-        assert rows(run(command, archive, *options)) == rows(run(command, other, *options))
-    assert "parquet" in run("ls", archive).stdout
-    assert run("verify", archive).returncode == 0
-
-
 def _exact(found: FoundArchive) -> list[bool]:
     return [
         artifact.formats["parquet"].exact
@@ -68,18 +52,6 @@ def test_it_is_copied_levelled_and_collected(tmp_path: Path) -> None:
         assert _exact(location.find(str(place))) == [False]
         assert rows(run("cat", place)) == lines(THREE)
     assert not list((tmp_path / "a" / TABLE / "epoch=1").glob("snapshot*"))
-
-
-def test_a_damaged_base_is_named(archive: Path) -> None:
-    [base, *_] = sorted((archive / "epoch=3").glob("snapshot*.parquet"))
-    data = bytearray(base.read_bytes())
-    data[len(data) // 2] ^= 1
-    base.write_bytes(data)
-    done = run("verify", archive)
-    assert done.returncode == 1
-    assert f"{base.name}: its sha256 is" in done.stdout + done.stderr
-    base.write_bytes(data[:-10])
-    assert "cut off" in run("cat", archive, "--epoch", "3").stderr
 
 
 def test_without_pyarrow_reading_says_what_to_install(archive: Path) -> None:

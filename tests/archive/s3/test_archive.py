@@ -12,7 +12,7 @@ from laredo_archive.write.table_archive import TableArchive
 from laredo_model.position import Position
 from tests.support.archive.archiving import ONE, THREE, TWO, begun_base, diffed, opened, rebased
 from tests.support.archive.s3_maker import S3Maker
-from tests.support.archive.s3_way import LARGE, Way
+from tests.support.archive.s3_way import LARGE
 from tests.support.faults.proxy import FaultProxy
 
 AT_ONCE = Environment(pause=lambda _: None)
@@ -109,19 +109,3 @@ def test_an_upload_that_fails_names_its_place(
         with proxy.away(), pytest.raises(CommitUnavailable) as caught:
             unfinished_base(archive).finish(None)
         assert caught.value.location == alike[0].location
-
-
-def test_a_store_that_is_away_and_comes_back(way: Way, s3: S3Maker) -> None:
-    near = s3()
-    with opened([near, way.faulty], environment=AT_ONCE) as archive:
-        rebased(archive, 10, ONE, continues=False)
-        with way.proxy.away():
-            for _ in range(2):
-                with pytest.raises(CommitUnavailable, match="connect"):
-                    diffed(archive, 10, 20, ONE, TWO)
-            assert archive.unfinished
-        archive.settle()
-        assert not archive.unfinished
-    listed = [sorted(found.key for found in place.list("")) for place in (near, way.direct)]
-    assert listed[0] == listed[1]
-    assert len(listed[0]) == 3

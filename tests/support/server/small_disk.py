@@ -9,7 +9,7 @@ from tests.support.processes import BIN, Program, completed
 from tests.support.server.fanout_program import Fanout
 
 
-def _may_mount() -> None:
+def may_mount() -> None:
     """Skip the test where nobody may mount a tmpfs of one's own."""
     tried = completed(["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"])
     if tried.returncode:
@@ -18,7 +18,7 @@ def _may_mount() -> None:
 
 def run_on_a_tmpfs(place: Path, size: str, module: str, *arguments: str) -> None:
     """Run a module with these arguments and ``place``, which is a disk of this size then."""
-    _may_mount()
+    may_mount()
     command = " ".join([sys.executable, "-m", module, *arguments, str(place)])
     mounted = f"mount -t tmpfs -o size={size} none {place} && exec {command}"
     run = completed(["unshare", "-Urm", "sh", "-c", mounted])
@@ -31,7 +31,7 @@ def on_a_tmpfs(server: Fanout, place: Path, options: str, then: str = "true") ->
     Inside the namespace the test's own user is root, and nobody else exists: PostgreSQL's socket
     must be everybody's.
     """
-    _may_mount()
+    may_mount()
     place.mkdir()
     script = server.directory / "fanout-on-tmpfs"
     script.write_text(
