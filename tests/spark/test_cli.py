@@ -151,7 +151,7 @@ def test_a_catalog_without_a_common_position_leaves_the_others(
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ("[]", "tables"),
+        ("[]", "nothing to sync"),
         ("[{ ${a} target = b }, { ${a} target = b/ }]", "tables[0] already"),
         ("[{ ${a} target = b, options { as_of = 0/10 } }]", "follows the archive's head"),
         ("[{ ${a} target = b, options { numeric_a = x } }]", "did you mean numeric_as?"),

@@ -58,11 +58,6 @@ def test_defaults_are_those_of_the_table() -> None:
     assert (found.mode, found.on_gap) == (described()["mode"], described()["on_gap"])
 
 
-def test_another_option_is_refused_with_the_nearest() -> None:
-    with pytest.raises(OptionRefused, match=r"option colums = .*did you mean columns\?"):
-        parse({"path": "x", "colums": "id"})
-
-
 @pytest.mark.parametrize("given", [["id"], ("id",), "id"])
 def test_a_sync_takes_names_as_read_table_does(given: object) -> None:
     asked = given_options({"path": "-", "key_fields": given, "columns": ["id", "name"]})

@@ -90,7 +90,6 @@ def test_names_of_iceberg_tables(shop: Shop, name: str, target: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("sync { tables = [] }", "nothing to sync"),
         (
             'sync.catalogs = [{ catalog = a, to = delta, target = b, options { as_of = "0/1" } }]',
             "as_of can't be set",

@@ -196,7 +196,7 @@ def test_stopping_waits_for_no_sink(
         began = time.monotonic()
         assert not notifier.settle(0.05)
     assert time.monotonic() - began < NEVER_S / 10
-    assert all(t.daemon for t in threading.enumerate() if t.name.endswith(f"to {sink.name}"))
+    assert all(thread.daemon for thread in telling_threads(sink))
 
 
 def test_stopping_ends_the_wait_before_the_next_attempt(
