@@ -109,20 +109,7 @@ def test_a_place_that_cannot_be_one_is_refused(where: dict[str, str]) -> None:
     assert next(iter(where.values())) in str(caught.value)
 
 
-def test_a_named_profile_of_the_files_is_who_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = tmp_path / "credentials"
-    files.write_text("[prod]\naws_access_key_id = PROD\naws_secret_access_key = x\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(files))
-    clients = AwsClients({"prod": Profile("prod", "ambient", aws_profile="prod")})
-    with answering(Answer(headers={"ETag": '"e"'})) as server:
-        s3 = clients.client("s3", credentials="prod", endpoint=server.endpoint)
-        s3.put_object(Bucket="bkt", Key="k", Body=b"")
-        assert "Credential=PROD/" in server.asked[0].headers["Authorization"]
-
-
-def test_expired_keys_are_read_again_from_their_file(
+def test_a_named_profile_is_of_the_file_and_expired_keys_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tmp_path / "credentials"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.aws.profile import ProfileError
 from laredo_archive.errors import ArchiveMissing, DestinationError
 from laredo_archive.maintain.collect import collect
 from laredo_archive.manifest import object_keys
@@ -176,9 +175,3 @@ def test_profiles_of_a_command_line() -> None:
     made, name = access.profiles("reader", ROLE.replace("audit/", ""), None, None)
     assert name == "role/reader"
     assert made[name].base == "reader"
-
-
-def test_a_role_that_is_none_is_told_before_anything_is_asked() -> None:
-    made, name = access.profiles(None, "reader", None, None)
-    with pytest.raises(ProfileError, match="is no role's ARN"):
-        S3Access(access.AwsClients(made), name)
