@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from laredo_archive.manifest import object_keys
 from laredo_fanout.source_config import (
     AnySource,
     ArchiveConfig,
@@ -227,7 +228,17 @@ class ReplicatedTableConfig(Section):
 
     def of_pattern(self, name: TableName) -> ReplicatedTableConfig:
         """One of the tables that this pattern matches."""
-        update = {"namespace": name.schema, "table": name.table, "exclude": ()}
+        update: dict[str, object] = {
+            "namespace": name.schema,
+            "table": name.table,
+            "exclude": (),
+        }
+        archive = self.target.archive
+        if archive is not None and STAR in self.namespace:
+            # As the writer does: two schemas may have a table of the same name.
+            prefix = object_keys.default_prefix(f"{name.schema}.{name.table}")
+            archive = archive.model_copy(update={"key_prefix": prefix})
+            update["targets"] = (self.target.model_copy(update={"archive": archive}),)
         table = self.model_copy(update=update)
         table._by_pattern = True
         return table
@@ -291,8 +302,9 @@ class StandbyConfig(Section):
     """``continue``: without enough standbys positions are confirmed all the same, and reported;
     ``wait``: PostgreSQL keeps its WAL until there are enough."""
     takeover_after: Duration = Field(default=3.0, ge=0)
-    """Time after which a standby takes over a slot that nobody reads, while no holder answers. 0:
-    it is taken over only by ``laredo-fanout promote`` and at the holder's SIGTERM."""
+    """If no holder answers that can reach PostgreSQL, a standby takes over a slot that nobody has
+    read for this long; one behind another standby waits twice as long. 0: it is taken over only by
+    ``laredo-fanout promote`` and at the holder's SIGTERM."""
     tls: UpstreamTls | None = None
     token: Secret | None = None
     """The token that the servers show to each other: who has it may report as a standby, and is

@@ -264,7 +264,8 @@ class ArchiveConfig(Section):
     """Kind of the archive's storage."""
     store_config: ArchiveStore = ArchiveStore()
     key_prefix: str | None = None
-    """The writer's ``key_prefix``; by default ``<table>/``."""
+    """The writer's ``key_prefix``; by default ``<table>/``, and ``<schema>.<table>/`` if ``schema``
+    is a pattern."""
     formats: tuple[Literal["jsonl", "jsonl.zst", "protobuf", "protobuf.zst"], ...] = Field(
         default=("jsonl", "jsonl.zst", "protobuf", "protobuf.zst"), min_length=1
     )

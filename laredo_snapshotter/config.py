@@ -63,10 +63,10 @@ class SnapshotBlock(Section):
     max_diff_fraction: Positive | None = None
     """Sum of the diffs since the base, as a part of the base's size, that triggers a new base."""
     max_churn_records: Count | None = None
-    """Number of changes since the base that triggers a new base."""
+    """Net changes of the diffs since the base that trigger a new base: a row counts once a diff."""
     max_churn_fraction: Positive | None = None
-    """Number of changes since the base, as a part of the table's rows now, that triggers a new
-    base."""
+    """Net changes of the diffs since the base, as a part of the table's rows now, that trigger a
+    new base."""
     max_diffs: Annotated[int, Field(ge=0)] = 2000
     """Number of diffs since the base that triggers a new base; 0: off."""
 
@@ -88,8 +88,8 @@ class TableBlock(Section):
     retention: RetentionBlock = RetentionBlock()
     compaction: CompactionBlock = CompactionBlock()
     key_prefix: str | None = None
-    """The archive's directory in each destination; by default ``<table>/``. ``users`` and
-    ``users/`` are the same."""
+    """The archive's directory in each destination; by default ``<table>/``, and
+    ``<schema>.<table>/`` if ``schema`` is a pattern. ``users`` and ``users/`` are the same."""
     key_fields: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """The key's columns; checked against the table's key, and refused if different."""
     key_format: Literal["text", "go"] = "text"

@@ -287,5 +287,7 @@ def _part(message: bytes, at: int, tag: int) -> tuple[int, int]:
     except IndexError:
         raise BadBytes(f"a message ends inside a part: {message[:80]!r}") from None
     if start + size > len(message):
-        raise BadBytes(f"a part of {size} bytes in a message of {len(message)}")
+        raise BadBytes(
+            f"a field declares {size} bytes, more than its message of {len(message)} has"
+        )
     return start, start + size

@@ -313,7 +313,9 @@ def _submessage(data: bytes, at: int, stop: int, tag: int) -> tuple[int, int]:
         raise BadBytes(f"not a row, at {data[at : at + 80]!r}")
     size, start = struct_rows.read(data, at + 1)
     if start + size > stop:
-        raise BadBytes(f"a part of {size} bytes doesn't fit into the {stop - start} around it")
+        raise BadBytes(
+            f"a field declares {size} bytes, more than the {stop - start} of the one around it"
+        )
     return start, start + size
 
 

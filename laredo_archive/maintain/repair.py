@@ -331,7 +331,10 @@ class _Repair:
         reach("repair.stored")
         if key != found.named.entry.key:
             if found.named.is_listed:
-                raise ArtifactDamaged(self._destination.uri_of(key), "its name is another object's")
+                raise ArtifactDamaged(
+                    self._destination.uri_of(found.named.entry.key),
+                    "another object has this name, and a file of parts can't name another key",
+                )
             self._store.rewrite(partial(self._renamed, found.named.entry, key), None)
             reach("repair.named")
         log.info(

@@ -184,7 +184,10 @@ def _why_not_there(epochs: Sequence[Epoch], start: ReaderPosition) -> str:
         )
     first = epochs[0].base
     oldest = f"{positions.text(first.to_position)} (epoch {first.epoch})"
-    return f"retention has removed the diffs after it; the oldest boundary is now {oldest}"
+    return (
+        "no boundary is there: retention has removed it, or a merged diff leads past it; the oldest"
+        f" boundary is {oldest}"
+    )
 
 
 def _why_gap(before: Epoch, epoch: Epoch) -> str | None:

@@ -208,7 +208,7 @@ def next_run(
 
 
 def _records_its_state(artifact: Artifact) -> bool:
-    """True if a merge can be proven by it: not if another program wrote it."""
+    """True if it records rows and checksum, by which a merge is verified; other programs don't."""
     return artifact.rows is not None and artifact.state_checksum is not None
 
 
@@ -282,11 +282,11 @@ Load = Callable[[Artifact], Sequence[Artifact]]
 """The diffs that a merged diff takes the place of."""
 
 BoundaryFilter = Callable[[Artifact, Artifact], bool]
-"""Predicate: True if the boundary between an artifact and the diff after it is wanted."""
+"""Predicate: True if a boundary inside a merged diff is wanted; first the artifact before it."""
 
 
 def at(point: Position | datetime) -> BoundaryFilter:
-    """The boundaries next to a position or a time."""
+    """The boundaries inside the merged diff that spans a position or a time."""
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
         if isinstance(point, datetime):

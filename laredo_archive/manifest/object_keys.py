@@ -40,7 +40,8 @@ _SPAN = re.compile(
 
 
 def default_prefix(table: str) -> str:
-    """Default key prefix of the archive of ``table`` (its name without the schema).
+    """Default key prefix of the archive of ``table``: its name, or with its schema if that is a
+    pattern.
 
     It is the default of all programs; a configuration's ``key_prefix`` replaces it.
     """
@@ -131,7 +132,10 @@ def _position_in_name(text: str) -> Position:
 
 
 def is_in_folder(key: str, key_prefix: str, epoch: int) -> bool:
-    """True if ``key`` is in the folder of ``epoch``, as of every artifact that a writer names."""
+    """True if ``key`` is in the folder of ``epoch``.
+
+    After a re-base an artifact's object may be in the former epoch's folder.
+    """
     return key.startswith(f"{key_prefix}epoch={epoch}/")
 
 

@@ -497,11 +497,14 @@ def _fanout(figures: Figures) -> Iterator[Metric]:
         "table",
     )
     yield _filled(limit, {table: buffer.limit for table, buffer in figures.buffers.items()})
-    most = _gauge("laredo_fanout_max_clients", "fanout.grpc.max_clients")
+    most = _gauge("laredo_fanout_max_clients", "fanout.grpc.max_clients: most clients at once")
     yield _filled(most, {(): figures.max_clients})
     left = _counter("laredo_fanout_disconnects", "Clients that left, by reason", "reason")
     yield _filled(left, figures.disconnects)
-    restarts = _counter("laredo_fanout_serving_restarts", "Serving processes that were restarted")
+    restarts = _counter(
+        "laredo_fanout_serving_restarts",
+        "Times that a serving process ended, or couldn't be started, and was due again",
+    )
     yield _filled(restarts, {(): figures.serving_restarts})
     unstarted = _counter(
         "laredo_fanout_serving_spawn_failures", "Serving processes that couldn't be started"

@@ -222,4 +222,4 @@ class _Rows:
         raise ReplicationStreamBroken(f"a row doesn't fill its message: {message[:80]!r}")
 
     def _no_key(self, message: bytes) -> NoReturn:
-        raise ReplicationStreamBroken(f"a row has no key value: {message[:80]!r}")
+        raise ReplicationStreamBroken(f"a key column is NULL or wasn't sent: {message[:80]!r}")

@@ -452,7 +452,7 @@ class StreamDecoder:
     def _other(self, message: bytes) -> None:
         if message[0] != message_.KEEPALIVE:
             raise ReplicationStreamBroken(
-                f"the stream has a message that isn't of the protocol: {message[:40]!r}"
+                f"the stream has a message that is neither WAL nor a keepalive: {message[:40]!r}"
             )
         keepalive = message_.keepalive(message)
         self.wal_end = max(self.wal_end, keepalive.wal_end)

@@ -52,13 +52,13 @@ class TargetBusy(SyncError):
 
 
 class TargetDiffers(SyncError):
-    """The written table has another number of rows than the manifest; it wasn't made visible."""
+    """A rebuild wrote another number of rows than the manifest has; it was undone."""
 
     def __init__(self, target: object, boundary: object, expected: int, found: int) -> None:
         super().__init__(
-            f"{target}: the table at {boundary} has {expected} rows by the archive's manifest,"
-            f" the table as written has {found}. The target is unchanged. Check the archive with"
-            " laredo-archive verify; if it is whole, sync once with rebuild = true"
+            f"{target}: the archive's manifest has {expected} rows at {boundary}, a rebuild wrote"
+            f" {found}. The rebuild was undone. Check the archive with laredo-archive verify; if it"
+            " is sound, report this"
         )
         self.expected = expected
         self.found = found

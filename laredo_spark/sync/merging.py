@@ -46,7 +46,7 @@ class SyncState:
     position: Position
     #: Schema, special values and key of the rows; if it changes, all rows are rewritten.
     shape: str
-    #: The target's rows.
+    #: Number of the target's rows.
     rows: int
 
     def to_json(self) -> dict[str, Any]:

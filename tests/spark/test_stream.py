@@ -341,7 +341,7 @@ def test_a_stream_whose_files_the_collector_deletes(tmp_path: Path, served: Serv
         strict = reader(place, **{**options, "on_gap": "fail"})
         with pytest.raises(BoundaryGone, match="keep more epochs"):
             strict.partitions(first, second)
-        with pytest.raises(ChangesGone, match="retention has removed the diffs after it"):
+        with pytest.raises(ChangesGone, match="no boundary is there: retention has removed it"):
             latest(strict, second)
 
 

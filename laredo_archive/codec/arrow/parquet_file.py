@@ -87,7 +87,9 @@ class _Blocks(Seekable):
                     self._held = data
                 self._held_at = block.start
                 return
-        raise BadBytes(f"the footer names byte {self._at}, which is in no row group read here")
+        raise BadBytes(
+            f"the footer refers to byte {self._at}, outside the row groups that are read"
+        )
 
 
 MOST_ROWS = 4_096

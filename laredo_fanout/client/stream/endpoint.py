@@ -150,7 +150,7 @@ def _check_address(server: str) -> None:
         return
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadEndpoint(f"{server!r} is not a server's address; expected host:port")
+        raise BadEndpoint(f"{server!r} is not a server's address; expected host:port or unix:/path")
 
 
 def _read(what: str, path: Path | None) -> bytes | None:

@@ -72,9 +72,9 @@ class JournalSender:
             and self._backlog.more_than(limit, client.cursor, before.sequence)
         ):
             raise BufferDropped(
-                f"client {client.asked.client_id!r} fell {depth} changes behind on table "
-                f"{client.asked.table}, more than client_buffer.max_size ({limit}) "
-                "transactions: resume by source position"
+                f"client {client.asked.client_id!r} is {depth} changes behind on table "
+                f"{client.asked.table}, which are more transactions than client_buffer.max_size "
+                f"({limit}): resume by source position"
             )
 
     async def step(self, view: TableView) -> bool:

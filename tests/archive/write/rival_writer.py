@@ -7,6 +7,7 @@ The table at position P has one row that says P.
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ from tests.support.archive.truth import State
 
 FENCED = 3
 STEP = 10
+PAUSE_S = 0.02
 
 
 def truth(position: int) -> State:
@@ -43,6 +45,8 @@ def write(last: int, places: Sequence[str]) -> int:
                 # Who is fenced without knowing finds its uploads dropped by the next one.
                 with suppress(CommitUnavailable):
                     step(archive)
+                # As every writer: without a pause no other would get between to claim.
+                time.sleep(PAUSE_S)
     except Fenced as fenced:
         print(fenced)
         return FENCED

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_fanout.app.options import source_tables
+from laredo_fanout.app.options import archive_options, source_tables
 from laredo_fanout.app.reload import expand
 from laredo_fanout.client import StreamError
 from laredo_fanout.config import Config, load
@@ -113,6 +113,19 @@ def test_listed_tables_come_first_and_a_pattern_has_a_bound(tmp_path: Path) -> N
     kept = expand(configured, found, [TableName("public", "oc")])
     assert names(kept)[:2] == ["public.oa", "public.oc"]
     assert [table.append_only for table in kept.tables[:3]] == [False, False, True]
+
+
+def test_tables_of_several_schemas_have_their_archives_where_the_writer_puts_them(
+    tmp_path: Path,
+) -> None:
+    archive = "targets = [{ archive { store_config.path = /archives } }]"
+    configured = config(
+        tmp_path,
+        f'{{ schema = "*", table = o, {archive} }}, {{ table = "p*", {archive} }}',
+    )
+    found = expand(configured, [TableName("eu", "o"), TableName("public", "pets")])
+    prefixes = [archive_options(table) for table in found.tables]
+    assert [each and each.key_prefix for each in prefixes] == ["eu.o/", "pets/"]
 
 
 @pytest.mark.parametrize(
