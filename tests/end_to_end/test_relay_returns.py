@@ -14,12 +14,12 @@ import pytest
 
 from laredo_archive.reader import Archive
 from laredo_fanout.client import Mode
-from tests.end_to_end.road import Road, writer_of
 from tests.support import drawn
 from tests.support.oracle import Connection, assert_seen
 from tests.support.postgres import Database
 from tests.support.processes import PATIENCE_S, free_port, until
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
+from tests.support.server.road import Road, writer_of
 from tests.support.server.states import States
 from tests.support.server.stuck_proxy import Proxy
 

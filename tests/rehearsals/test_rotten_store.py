@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from laredo_archive.reader import Archive
-from tests.end_to_end.road import writer_of
 from tests.support.archive import command_line
 from tests.support.postgres import Database
 from tests.support.processes import Program, eventually, wait_until
 from tests.support.server import rot
 from tests.support.server.fanout_program import Fanout, fanout, relay, started
+from tests.support.server.road import writer_of
 
 pytestmark = pytest.mark.thorough
 

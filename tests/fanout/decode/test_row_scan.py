@@ -19,7 +19,7 @@ from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf
 from laredo_model.column import Rule, TypeInfo, rule_of
-from tests.fuzz.hostile_frames import getting
+from tests.support.hostile_frames import getting
 from tests.support.row_tuples import NULL, TYPES, UNCHANGED, tuple_of
 
 SCANS = [row_scan.scan_plainly, row_scan.scan]
