@@ -25,8 +25,8 @@ from laredo_archive.manifest.key_ranges import KeyRange
 from laredo_model import line as lines
 from laredo_model.column import Column
 from laredo_model.line import Action, Change
+from tests.fuzz.hostile_frames import broken
 from tests.support.archive.encoding import write_diff
-from tests.support.hostile_frames import broken
 
 VALUES: dict[str, tuple[bytes, ...]] = {
     "int8": (b"0", b"-7", b"9007199254740992", b"9007199254740993", b"-9223372036854775808"),

@@ -23,8 +23,8 @@ from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.postgres.pgoutput import Relation
 from laredo_model.column import TypeInfo
 from tests.fuzz import budget
+from tests.fuzz.hostile_frames import OIDS, getting, tuple_data
 from tests.fuzz.mutation import mutated
-from tests.support.hostile_frames import OIDS, getting, tuple_data
 
 _COLUMNS = (("id", 20), ("t", 25))
 _TEXTS = (b"", b"a", b'tn"\\', "é\u2028".encode())

@@ -22,7 +22,7 @@ from laredo_fanout.store import seal
 from laredo_fanout.wire import protobuf
 from laredo_model.errors import ModelError
 from tests.fuzz import struct_twins
-from tests.support.hostile_frames import OIDS, broken, getting, row, xlog
+from tests.fuzz.hostile_frames import OIDS, broken, getting, row, xlog
 from tests.support.row_tuples import HOSTILE, SAMPLES, TYPES
 
 Outcome = tuple[str, Any]

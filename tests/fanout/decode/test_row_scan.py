@@ -6,6 +6,7 @@ tests/fuzz/twins.py compares both on drawn rows, right and wrong.
 import re
 import shutil
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from struct import pack
 
@@ -13,13 +14,13 @@ import pytest
 
 from laredo_fanout.decode import row_decoder as row_decoder_
 from laredo_fanout.decode import row_scan
+from laredo_fanout.decode.frames import Get
 from laredo_fanout.decode.row_decoder import row_decoder
 from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.postgres import pgoutput as message_
 from laredo_fanout.postgres.connections import ReplicationStreamBroken
 from laredo_fanout.wire import protobuf
 from laredo_model.column import Rule, TypeInfo, rule_of
-from tests.support.hostile_frames import getting
 from tests.support.row_tuples import NULL, TYPES, UNCHANGED, tuple_of
 
 SCANS = [row_scan.scan_plainly, row_scan.scan]
@@ -38,6 +39,11 @@ def _xlog(kind: bytes, content: bytes) -> bytes:
 
 def _row(kind: bytes, oid: int, row: list[object], lead: bytes = b"") -> bytes:
     return _xlog(kind, pack(">I", oid) + lead + b"N" + tuple_of(row))
+
+
+def _from(messages: list[bytes], end: int = 0) -> Get:
+    left: Iterator[tuple[int, bytes]] = iter([(len(each), each) for each in messages])
+    return lambda _: next(left, (end, b""))
 
 
 def _route(types: list[str], keys: tuple[str, ...] = ("c0",)) -> Route:
@@ -75,7 +81,7 @@ def test_bytes_that_are_no_text_fail_where_it_is_told() -> None:
     message = _row(b"I", 7, ["1", "é"]).replace("é".encode(), b"\xff\xfe")
     for scan in SCANS:
         route = _route(["int8", "text"])
-        scanned = scan(getting([message]), 9, {_oid(7): route}, {})
+        scanned = scan(_from([message]), 9, {_oid(7): route}, {})
         assert scanned[1] == message
         assert not route.changes.actions and not route.changes.keys
         with pytest.raises(UnicodeDecodeError):
@@ -99,7 +105,7 @@ def test_bytes_that_are_no_text_fail_where_it_is_told() -> None:
 def test_what_is_no_plain_row_is_handed_back(scan: row_scan.Scan, message: bytes) -> None:
     route = _route(["int8"])
     messages = [_row(b"I", 7, ["1"]), message, _row(b"I", 7, ["3"])]
-    get, routes, touched = getting(messages), {_oid(7): route}, dict[Route, None]()
+    get, routes, touched = _from(messages), {_oid(7): route}, dict[Route, None]()
     scanned = scan(get, 9, routes, touched)
     received = len(messages[0]) + len(message)
     assert tuple(scanned) == (len(message), message, 2, received, _WAL_END)
@@ -112,7 +118,7 @@ def test_what_is_no_plain_row_is_handed_back(scan: row_scan.Scan, message: bytes
 def test_a_row_without_its_key_is_handed_back(scan: row_scan.Scan, absent: object) -> None:
     route = _route(["int8", "text"])
     row = _row(b"I", 7, [absent, "a"])
-    assert scan(getting([row]), 9, {_oid(7): route}, {})[1] == row
+    assert scan(_from([row]), 9, {_oid(7): route}, {})[1] == row
     with pytest.raises(ReplicationStreamBroken, match="no key value"):
         route.put(row, 1)
     assert not route.changes.keys and not route.changes.lines and not route.changes.actions
@@ -122,11 +128,11 @@ def test_a_row_without_its_key_is_handed_back(scan: row_scan.Scan, absent: objec
 def test_the_limit_and_the_end(scan: row_scan.Scan) -> None:
     route = _route(["int8"])
     routes = {_oid(7): route, _oid(8): IGNORED}
-    get = getting([_row(b"I", 7, [str(number)]) for number in range(5)], end=-1)
+    get = _from([_row(b"I", 7, [str(number)]) for number in range(5)], end=-1)
     assert tuple(scan(get, 3, routes, {}))[1:3] == (None, 3)
     assert tuple(scan(get, 9, routes, {}))[:3] == (-1, None, 2)
     assert route.changes.keys == [b"0", b"1", b"2", b"3", b"4"]
-    assert tuple(scan(getting([]), 9, routes, {})) == (0, None, 0, 0, 0)
+    assert tuple(scan(_from([]), 9, routes, {})) == (0, None, 0, 0, 0)
 
 
 @pytest.mark.parametrize("scan", EACH)
@@ -136,7 +142,7 @@ def test_a_row_that_does_not_fill_its_message_is_refused_where_it_is_told(
     whole = _row(b"I", 7, ["12", NULL, "abcdef", "t"])
     for message in [*(whole[:size] for size in range(1, len(whole))), whole + b"n"]:
         route = _route(["int8", "text", "text", "bool"])
-        scanned = scan(getting([message]), 9, {_oid(7): route}, {})
+        scanned = scan(_from([message]), 9, {_oid(7): route}, {})
         assert scanned[1] == message
         assert not route.changes.keys
         if len(message) > 33:
@@ -157,7 +163,7 @@ def test_an_interrupt_is_no_bad_row() -> None:
         b"ia", (b'{"c0":', b',"c1":'), (bytes, interrupted), (0,), bytes, *_sinks(route)
     )
     with pytest.raises(KeyboardInterrupt):
-        row_scan.scan(getting([_row(b"I", 7, ["1", "{}"])]), 9, {_oid(7): route}, {})
+        row_scan.scan(_from([_row(b"I", 7, ["1", "{}"])]), 9, {_oid(7): route}, {})
 
 
 def _sinks(route: Route) -> tuple[bytearray, list[bytes], list[bytes]]:
@@ -170,7 +176,7 @@ def test_of_somebodys_long_message_only_the_beginning_is_handed_back(
 ) -> None:
     """Any role may write one of a gigabyte; libpq has two copies of it, and we none."""
     content = bytes(9) + b"somebody\0" + pack(">I", 5_000_000) + b"x" * 5_000_000
-    handed = scan(getting([_xlog(b"M", content)]), 10, {}, {})
+    handed = scan(_from([_xlog(b"M", content)]), 10, {}, {})
     message = handed[1]
     assert message is not None and len(message) == message_.KEPT_BYTES
     found = message_.emitted(message)
