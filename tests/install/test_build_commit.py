@@ -82,8 +82,10 @@ def test_a_build_without_a_repository_is_given_it_or_says_unknown(
 def test_a_source_distribution_carries_it_to_the_wheel(tree: Path, tmp_path: Path) -> None:
     commit = committed(tree)
     setup(tree, "sdist", tmp_path / "dist")
-    with tarfile.open(next((tmp_path / "dist").glob("*.tar.gz"))) as packed:
-        packed.extractall(tmp_path / "unpacked", filter="data")
+    (tmp_path / "unpacked").mkdir()
+    packed = next((tmp_path / "dist").glob("*.tar.gz"))
+    # Not by tarfile, which has no filters before Python 3.11.4, and wants one later.
+    assert completed(["tar", "-xzf", packed, "-C", tmp_path / "unpacked"]).returncode == 0
     assert named(next((tmp_path / "unpacked").iterdir()), tmp_path / "wheel") == commit
 
 
