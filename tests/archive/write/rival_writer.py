@@ -45,7 +45,8 @@ def write(last: int, places: Sequence[str]) -> int:
                 # Who is fenced without knowing finds its uploads dropped by the next one.
                 with suppress(CommitUnavailable):
                     step(archive)
-                # As every writer: without a pause no other would get between to claim.
+                # A writer commits at its interval. Without a pause a claim may lose each of its
+                # attempts on a busy machine: the program tries again, this one ends.
                 time.sleep(PAUSE_S)
     except Fenced as fenced:
         print(fenced)
