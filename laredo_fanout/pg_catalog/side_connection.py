@@ -37,7 +37,6 @@ LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _RETRY = Backoff(initial=0.2, maximum=15.0)
-_OPEN_INTERVAL = 5.0
 _STOP_INTERVAL = 0.2
 _PAUSE_AT_LEAST, _PAUSE_AT_MOST = 0.2, 1.0
 _PAUSE_SHARE = 20
@@ -331,14 +330,8 @@ class SideConnection:
         self._next_check_at = ended + max(_PAUSE_AT_LEAST, check_pause)
 
     def _open(self, _: Connection) -> None:
-        """Open a connection for a copy reader; other tasks go on while PostgreSQL refuses it."""
-        try:
-            connection = connections.connect(self._options, role="copy")
-        except SourceError as refused:
-            self._report(SideConnectionDown(refused))
-            self._schedule(_OPEN_INTERVAL, self._open)
-            return
-        self._report(ConnectionReady(connection))
+        """Open a connection for a copy reader."""
+        self._report(ConnectionReady(connections.connect(self._options, role="copy")))
 
     def _prepare(
         self,
