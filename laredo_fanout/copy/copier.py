@@ -107,6 +107,7 @@ class Copier:
     def assign(self) -> None:
         """Give chunks of all tables to idle readers; open and close readers."""
         now = time.monotonic()
+        self._end_chunks(now)
         while self._idle:
             copy = self._next(now)
             if copy is None:
@@ -117,11 +118,6 @@ class Copier:
         if waiting and room > 0 and now >= self._not_before:
             self._requested += 1
             self._request(ConnectionRequest())
-        for reader, job in list(self.reading.items()):
-            # It may wait for a lock; then it waits again, with a new connection.
-            if now - job.heard_at > self._options.receive_timeout:
-                silent = f"PostgreSQL sent nothing for {now - job.heard_at:.0f} s"
-                self._reading_failed(reader, job, ReadFailed(silent, "08006", connection_lost=True))
         if not self._copies.under_way:
             while self._idle:
                 self._idle.pop().close()
@@ -152,6 +148,18 @@ class Copier:
         """Close every connection."""
         for reader in (*self._idle, *self.reading):
             reader.close()
+
+    def _end_chunks(self, now: float) -> None:
+        """Close the connections of chunks that are of no use, or bring nothing."""
+        for reader, job in list(self.reading.items()):
+            if job.copy.machine.ended:
+                # Its snapshot would hold vacuum back for rows that are of no use.
+                del self.reading[reader]
+                reader.close()
+            # It may wait for a lock; then it waits again, with a new connection.
+            elif now - job.heard_at > self._options.receive_timeout:
+                silent = f"PostgreSQL sent nothing for {now - job.heard_at:.0f} s"
+                self._reading_failed(reader, job, ReadFailed(silent, "08006", connection_lost=True))
 
     def _next(self, now: float) -> TableCopy | None:
         if now < self._paced_until:

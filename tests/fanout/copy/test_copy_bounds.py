@@ -47,6 +47,36 @@ def test_no_snapshot_and_no_lock_between_chunks(
     ingest.assert_equal()
 
 
+def test_no_snapshot_outlives_its_incarnation(
+    database: Database, ingesting: Start, gate: Gate
+) -> None:
+    """An append-only table is read in one statement, whose snapshot holds vacuum back."""
+    database.run(
+        "CREATE TABLE a (id int, v text)",
+        "INSERT INTO a SELECT g, repeat('v', 200) FROM generate_series(1, 100000) g",
+    )
+    gate.close_after(2000)
+    ingest = ingesting(
+        "public.a", append_only=("public.a",), heartbeat_interval=0.2, receive_timeout=3600
+    )
+    with gate.holding(ingest), database.connect() as connection:
+        reading = (
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE '% copy'"
+            " AND datname = current_database() AND backend_xmin IS NOT NULL"
+        )
+        (first,) = connection.execute(reading).fetchall()
+        publication = f"{ingest.options.publication.name}_append"
+        database.run(
+            f"BEGIN; ALTER PUBLICATION {publication} DROP TABLE a;"
+            f" ALTER PUBLICATION {publication} ADD TABLE a (id); COMMIT"
+        )
+        ingest.wait_until(
+            lambda: first not in connection.execute(reading).fetchall(), "the first read ends"
+        )
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
 def test_ranges_are_begun_no_faster_than_the_throttle_allows(
     database: Database, ingesting: Start
 ) -> None:
