@@ -125,6 +125,8 @@ LONGEST_PAUSE_S = 60.0
 
 _one_at_a_time = threading.Lock()
 """One table of the process merges at a time, so that writing comes first."""
+LONGEST_TURN_S = 600.0
+"""Time for which a table waits for another one's merge, which may hang with its destination."""
 
 
 class Compactor:
@@ -178,9 +180,15 @@ class Compactor:
             self._archive.merging.drop_parts(timedelta(seconds=keep))
 
     def _merge_next(self) -> bool:
-        with _one_at_a_time:
+        in_turn = _one_at_a_time.acquire(timeout=LONGEST_TURN_S)
+        if not in_turn:
+            self._log.warning("another table's merge hung", waited_s=LONGEST_TURN_S)
+        try:
             formats = self._config.formats.of_diffs
             merged = compact.merge_next(self._archive.merging, self._levels, formats=formats)
+        finally:
+            if in_turn:
+                _one_at_a_time.release()
         return merged is not None
 
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:

@@ -48,8 +48,9 @@ REFUSED = Backoff(initial=2.0, maximum=30.0)
 
 STOP_GRACE = 2.0
 
-UNVERIFIED_S = 0.2
-"""Time for which the stream stays closed while nothing more can be taken before it is verified."""
+UNVERIFIED = Backoff(initial=0.2, maximum=5.0)
+"""Between handshakes while nothing more can be taken before it is verified: a handshake has the
+verified position before any change."""
 
 
 class Reopen(Exception):
@@ -91,6 +92,9 @@ class Feed:
         self._base: StreamedBase | None = None
         self._stream_history: History | None = None
         self._has_verified = False
+        self._stalled_at: int | None = None
+        self._stalls = 0
+        """Number of successive times that the buffer was full at the verified ``_stalled_at``."""
         self._gate = asyncio.Event()
         self._gate.set()
         self._taking = asyncio.Lock()
@@ -122,7 +126,7 @@ class Feed:
             except Reopen as again:
                 refusals = 0
                 self.closed_because = str(again)
-                self._log.info("stream closed", reason=str(again), position=self._text())
+                self._say("stream closed", reason=str(again), position=self._text())
                 await self._drop_unfinished()
                 await again.until()
                 self.closed_because = None
@@ -214,7 +218,7 @@ class Feed:
         elif self.cuts.position is not None and self._table.fits(handshake):
             self._verified.set(handshake.boundary)
             self.cuts.resume(handshake.history)
-            self._log.info("stream resumed", server=self.endpoint.server, position=self._text())
+            self._say("stream resumed", server=self.endpoint.server, position=self._text())
         else:
             # The server may resume, but what follows can't continue the archive's head.
             self.cuts.close_chain()
@@ -272,9 +276,22 @@ class Feed:
             if outlet.blocked is not None:
                 raise Reopen("a destination is unavailable and the buffer is full", outlet.settled)
             if outlet.unverified is not None:
-                # The next handshake has the verified position, before any change.
-                raise Reopen("the buffer is full of unverified changes", _shortly)
+                self._stalled()
+                raise Reopen("the buffer is full of unverified changes", self._after_a_stall)
             await outlet.progress()
+
+    def _stalled(self) -> None:
+        verified = self._verified.position
+        self._stalls = self._stalls + 1 if verified == self._stalled_at else 1
+        self._stalled_at = verified
+
+    async def _after_a_stall(self) -> None:
+        await asyncio.sleep(UNVERIFIED.delay(self._stalls))
+
+    def _say(self, event: str, **fields: object) -> None:
+        """Log an event of the stream; for debugging only if a stall repeats it."""
+        is_repeated = self._stalls > 1 and self._verified.position == self._stalled_at
+        (self._log.debug if is_repeated else self._log.info)(event, **fields)
 
     async def _drop_unfinished(self) -> None:
         """Discard the unfinished part of a closed stream; the next stream brings it again."""
@@ -285,10 +302,6 @@ class Feed:
 
     def _text(self) -> str | None:
         return None if self.cuts.position is None else position_.text(self.cuts.position)
-
-
-async def _shortly() -> None:
-    await asyncio.sleep(UNVERIFIED_S)
 
 
 async def _at_once() -> None:

@@ -195,6 +195,9 @@ def test_a_full_buffer_of_what_is_not_verified_stops_the_stream(
             lambda: writer.logged("stream closed"), "the stream is closed while nothing is verified"
         )
         assert writer.status()["buffer_bytes"] + writer.status()["waiting_bytes"] < 2 * 65536
+        wait_until(lambda: len(served.registry.closed) >= 5, "it is opened again and again")
+        assert len(writer.logged("stream closed")) == 1, "a stall is logged once"
+        assert len(writer.logged("stream resumed")) == 1
         served.look()
         writer.wait_head(served.position)
         writer.assert_equal()

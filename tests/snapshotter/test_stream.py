@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -18,7 +19,7 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.checksum import StateChecksum
 from laredo_service.certificates import CertificateWatch
 from laredo_service.http.connections import HttpCounts
-from laredo_snapshotter import config
+from laredo_snapshotter import config, upkeep
 from laredo_snapshotter.destinations import Stores
 from laredo_snapshotter.metrics import Metrics, TableCounters
 from laredo_snapshotter.status import WriterState
@@ -198,6 +199,36 @@ async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
         assert len(scripted.requests) == 3
         kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
         assert kinds == [("snapshot", "0/1000"), ("diff", "0/1030"), ("snapshot", "0/1030")]
+
+
+async def test_another_tables_hung_merge_delays_a_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Lock()
+    hung.acquire()
+    monkeypatch.setattr(upkeep, "_one_at_a_time", hung)
+    monkeypatch.setattr(upkeep, "LONGEST_TURN_S", 0.1)
+    manifest = tmp_path / "archive/users/manifest.json"
+
+    def kinds() -> list[str]:
+        artifacts = orjson.loads(manifest.read_bytes())["artifacts"] if manifest.exists() else []
+        return ["merged" if "parts" in each else each["kind"] for each in artifacts]
+
+    # Times are a thousandth of positions, and later than the base: two diffs of a second, and one.
+    ends = [1 << 41 | 1, 1 << 41 | 2, 1 << 41 | 5000]
+    script: list[Any] = [hello(), *snapshot(ROWS, "200/0", 10)]
+    for number, end in enumerate(ends):
+        change = (2, b"1", line(1, f"a{number + 1}"), line(1, f"a{number}" if number else "a"))
+        script += [When(lambda n=number: len(kinds()) > n), changes(11 + number, (end, [change]))]
+    levels = {"compaction.levels": "[1s]"}
+    async with (
+        playing([*script, Hold()]) as (endpoint, _),
+        writing(tmp_path, endpoint, **levels) as world,
+    ):
+        for end in ends:
+            await world.position(end)
+            world.writer.cut(end, common=False)
+        await world.until(lambda: kinds() == ["snapshot", "merged", "diff"])
 
 
 async def test_a_snapshot_that_isnt_whole_is_taken_again(tmp_path: Path) -> None:
