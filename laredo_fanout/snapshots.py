@@ -238,19 +238,14 @@ class SnapshotDirectory:
         path = self.rows_file(snapshot)
         digest, count, begun = Digest(), 0, b""
         lines: list[bytes] = []
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            raise SnapshotUnknown(snapshot.snapshot_id) from None
-        with file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                *whole, begun = (begun + block).split(b"\n")
-                lines += whole
-                count += len(whole)
-                while len(lines) >= rows:
-                    yield lines[:rows]
-                    del lines[:rows]
+        for block in _blocks(path, snapshot.snapshot_id):
+            digest.update(block)
+            *whole, begun = (begun + block).split(b"\n")
+            lines += whole
+            count += len(whole)
+            while len(lines) >= rows:
+                yield lines[:rows]
+                del lines[:rows]
         if lines:
             yield lines
         if begun or count != snapshot.rows:
@@ -297,6 +292,17 @@ class SnapshotDirectory:
         if (path.name, str(damaged)) not in self._logged:
             self._logged.add((path.name, str(damaged)))
             log.warning("snapshot ignored", error=str(damaged))
+
+
+def _blocks(path: Path, snapshot_id: str) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                yield block
+    except FileNotFoundError:
+        raise SnapshotUnknown(snapshot_id) from None
+    except OSError as failed:
+        raise SnapshotFileDamaged(str(path), _unreadable(failed)) from failed
 
 
 def _unreadable(failed: OSError) -> str:

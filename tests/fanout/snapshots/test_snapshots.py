@@ -304,6 +304,9 @@ def test_damage_of_the_same_size_is_found_while_reading(
     path.write_bytes(stored.replace(b"\n", b" ", 1))
     with pytest.raises(SnapshotFileDamaged, match="2999 rows, 3000 were written"):
         lines_of(shelf, made)
+    linked("/proc/self/mem", ".jsonl")(shelf, made)
+    with pytest.raises(SnapshotFileDamaged, match=r"can't be read \(Input/output error\)"):
+        lines_of(shelf, made)
 
 
 def test_reading_goes_on_while_the_snapshot_is_removed(
