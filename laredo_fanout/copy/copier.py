@@ -429,9 +429,9 @@ class TableCopies:
             _log.info(
                 "rows repaired after a partition moved",
                 table=copy.table.qualified,
-                since=position_.text(suspect_range.start),
-                until=position_.text(suspect_range.end),
-                why=suspect_range.because,
+                from_position=position_.text(suspect_range.start),
+                to_position=position_.text(suspect_range.end),
+                reason=suspect_range.because,
             )
         return differing
 

@@ -225,8 +225,8 @@ class PartitionRepair:
         _log.warning(
             "repair scheduled: rows moved with a partition",
             table=name,
-            why=because,
-            since=position_.text(suspect_range.start),
+            reason=because,
+            from_position=position_.text(suspect_range.start),
         )
 
     def begin(self, tracked: TrackedTable, transaction: Transaction, copies: TableCopies) -> None:

@@ -457,7 +457,7 @@ def _log_refused(refused: Refused, caller: Caller) -> None:
 
 
 def _log_ended(verdict: Refused, caller: Caller) -> None:
-    log.info("session ended", peer=caller.peer, reason=verdict.reason, why=str(verdict))
+    log.info("session ended", peer=caller.peer, reason=verdict.reason, detail=str(verdict))
 
 
 def _take_over(verdict: Refused, caller: Caller) -> None:

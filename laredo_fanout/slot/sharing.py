@@ -199,7 +199,9 @@ class SlotClaim:
             return
         transaction.ownership = known.doubting([(start, OPEN)])
         _log.warning(
-            "another server's rows not known", position=position_.text(position), since=start
+            "another server's rows not known",
+            position=position_.text(position),
+            from_position=position_.text(start),
         )
 
     def durable(self) -> None:

@@ -374,7 +374,9 @@ def _watch(
                     now = time.monotonic()
                     if waited_for != logged or now - logged_at >= _LOG_AGAIN_S:
                         logged, logged_at = waited_for, now
-                        _log.warning("slot not created yet", slot=options.slot_name, why=waited_for)
+                        _log.warning(
+                            "slot not created yet", slot=options.slot_name, reason=waited_for
+                        )
                     with patience.suspended():
                         pause(_POLL_EVERY_S)
         except (SourceError, psycopg.Error) as failed:

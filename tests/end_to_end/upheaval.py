@@ -281,10 +281,11 @@ def repaired(log: str, table: str) -> list[tuple[int, int]]:
             continue
         said = json.loads(line)
         if said["event"] == "repair scheduled: rows moved with a partition":
-            start = position_.parse(said["since"])
+            start = position_.parse(said["from_position"])
             since = start if since is None else min(start, since)
         elif said["event"] == "rows repaired after a partition moved":
-            found.append((position_.parse(said["since"]), position_.parse(said["until"])))
+            ends = said["from_position"], said["to_position"]
+            found.append((position_.parse(ends[0]), position_.parse(ends[1])))
             since = None
         elif said["event"] == "table live" and since is not None:
             found.append((since, position_.parse(said["position"])))

@@ -147,5 +147,5 @@ async def test_one_that_takes_nothing_is_a_line_with_its_own_reason(
     assert [reason for _, reason in world.registry.closed] == ["stalled"]
     ended = [entry for entry in logs if entry["event"] == "session ended"]
     assert [(entry["log_level"], entry["reason"]) for entry in ended] == [("info", "stalled")]
-    assert "took no message for 0.5 s" in ended[0]["why"]
+    assert "took no message for 0.5 s" in ended[0]["detail"]
     assert errors_of_grpc(caplog) == []
