@@ -138,7 +138,7 @@ def _fail(message: str) -> NoReturn:
 @click.option("-v", "--verbose", is_flag=True, help="Report retries on stderr, and Spark's log.")
 def main(*, verbose: bool) -> None:
     """Read archives of laredo-snapshotter with Spark, and keep tables in step with them."""
-    options.set_up(verbose=verbose)
+    options.set_up("laredo-spark", verbose=verbose)
 
 
 def _job() -> "jobs.SparkJob":

@@ -23,7 +23,7 @@ def main(*, verbose: bool) -> None:
     ARCHIVE is the directory of its manifest.json, or that file: a path, a file:// or an s3:// URI.
     Access to S3 is set by AWS_* variables, AWS configuration files, or the options.
     """
-    options.set_up(verbose=verbose)
+    options.set_up("laredo-archive", verbose=verbose)
 
 
 for command in (

@@ -266,10 +266,13 @@ _RETRIES = {
 """Failures that are retried; reported as an error when retries end."""
 
 
-def set_up(*, verbose: bool) -> None:
-    """Log warnings to stderr, a line each; with ``verbose`` also retries and finished steps."""
+def set_up(program: str, *, verbose: bool) -> None:
+    """Log warnings to stderr, a line each, after the name of the ``program``.
+
+    With ``verbose`` log also retries and finished steps.
+    """
     structlog.configure(
-        processors=[*([] if verbose else [_without_retries]), _line],
+        processors=[*([] if verbose else [_without_retries]), functools.partial(_line, program)],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.INFO if verbose else logging.WARNING
         ),
@@ -286,7 +289,7 @@ def _without_retries(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return event
 
 
-def _line(_: WrappedLogger, level: str, event: EventDict) -> str:
+def _line(program: str, _: WrappedLogger, level: str, event: EventDict) -> str:
     what = event.pop("event")
     details = ", ".join(f"{name}={value}" for name, value in event.items())
-    return printable(f"laredo-archive: {level}: {what}" + (f" ({details})" if details else ""))
+    return printable(f"{program}: {level}: {what}" + (f" ({details})" if details else ""))
