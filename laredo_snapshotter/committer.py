@@ -194,6 +194,8 @@ class _Job(NamedTuple):
     """Future of the waiter, who gets a failure; if nobody waits, a failure ends the committer."""
     until: int | None = None
     """Position where it ends; None: it may be committed whatever is verified."""
+    begins_chain: bool = False
+    """True for a base without which the jobs after it have nothing to follow."""
     frozen: FrozenBuffer | None = None
     number: int = 0
     """They count up."""
@@ -303,7 +305,7 @@ class Committer:
                 commit.run,
                 None,
                 frozen.to_position,
-                frozen,
+                frozen=frozen,
             )
         )
 
@@ -341,7 +343,8 @@ class Committer:
 
         done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         until = base.artifact.to_position
-        self._add(_Job(f"base of epoch {base.artifact.epoch}", work, done, until))
+        what = f"base of epoch {base.artifact.epoch}"
+        self._add(_Job(what, work, done, until, begins_chain=not continues))
         return done
 
     async def epoch_of(self, putting: "asyncio.Future[object]") -> int:
@@ -379,7 +382,8 @@ class Committer:
     async def run(self) -> None:
         """Work off the queue until cancelled.
 
-        :raises ArchiveError: if a diff can't be committed, now or ever.
+        :raises ArchiveError: if a diff, or the base that it follows, can't be committed, now or
+            ever.
         :raises OSError: if a spill file can't be read.
         """
         while True:
@@ -447,10 +451,10 @@ class Committer:
         try:
             result = await self._offer(job)
         except Exception as failure:
-            if job.done is None:
-                raise
-            if not job.done.cancelled():
+            if job.done is not None and not job.done.cancelled():
                 job.done.set_exception(failure)
+            if job.done is None or job.begins_chain:
+                raise
             return
         if result is not UNWRITTEN:
             self.last_write = time.monotonic()
@@ -467,7 +471,12 @@ class Committer:
             wait=RETRY,
             before_sleep=partial(self._hold, job),
         )
-        result: object = await retrying(self._attempt, job)
+        try:
+            result: object = await retrying(self._attempt, job)
+        except Exception:
+            # It isn't tried again, so it holds nothing up.
+            self._blocked = None
+            raise
         if self._blocked is not None:
             self._log.info("commit resumed", what=job.what, attempts=self._blocked.attempts)
             self._outage.end()

@@ -95,6 +95,27 @@ def test_a_base_that_is_never_verified_is_made_anew(tmp_path: Path, served: Serv
         writer.assert_equal()
 
 
+def test_a_waiting_base_that_goes_takes_the_diffs_after_it_along(
+    served: Served, writer: Writer
+) -> None:
+    writer.wait_head(served.commit("users", put(1, "in the first epoch")))
+    before = served.position
+    served.looks_by_itself = False
+    served.add("users", rows(3, 9))
+    waits(writer, served.position)
+    served.commit("users", put(4, "after the base"))
+    wait_until(lambda: writer.status()["waiting_bytes"], "a diff waits after it")
+    [base] = writer.archive.glob("users/epoch=2/snapshot-*")
+    base.unlink()
+    served.look()
+    writer.wait_head(served.position)
+    ends = {
+        position.parse(each["to_position"]) for each in writer.artifacts() if each["epoch"] == 1
+    }
+    assert max(ends) == before, "nothing after the base belongs to the epoch before"
+    writer.assert_equal()
+
+
 def test_what_waits_when_the_connection_breaks_waits_on(served: Served, writer: Writer) -> None:
     served.looks_by_itself = False
     waits(writer, served.commit("users", put(1, "x")))

@@ -201,6 +201,23 @@ def test_what_one_destination_lacks_is_copied_at_the_next_start(
     assert_same_artifacts(writer, here, bucket)
 
 
+def test_a_held_base_that_goes_holds_nothing_up(
+    tmp_path: Path, served: Served, proxy: FaultProxy, bucket: BucketPath
+) -> None:
+    with ReadyWriter(tmp_path, served, destinations=(through(proxy, bucket),)) as writer:
+        writer.archive = bucket
+        proxy.add(Rule(answer(403, "AccessDenied"), "PutObject", "*/manifest.json", times=None))
+        assert writer.post("/snapshot").status_code == 202
+        writer.wait_status({"state": "holding"})
+        [base] = (bucket / "users/epoch=2/snapshot-").names()
+        bucket.server.client("s3").delete_object(Bucket=bucket.bucket, Key=base)
+        proxy.clear()
+        wait_until(lambda: writer.logged("re-base failed"), "the base is given up")
+        writer.wait_head(served.commit("users", put(1, "goes on")))
+        writer.wait_epoch(2)
+        writer.assert_equal()
+
+
 class Callers:
     """Access keys and regions that a store's requests were signed with."""
 
