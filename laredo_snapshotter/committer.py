@@ -20,7 +20,14 @@ from typing import NamedTuple
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
-from laredo_archive.errors import CommitUnavailable, DestinationError, SpoolUnavailable
+from laredo_archive.errors import (
+    CommitUnavailable,
+    DestinationError,
+    OutOfOrder,
+    SpoolUnavailable,
+)
+from laredo_archive.manifest.model import EpochPosition
+from laredo_archive.manifest.updates import Head
 from laredo_archive.write.base_upload import Base
 from laredo_archive.write.table_archive import TableArchive
 from laredo_model import position as position_
@@ -91,11 +98,14 @@ class DiffCommit:
         frozen: FrozenBuffer,
         formats: tuple[str, ...],
         unwritten: Unwritten,
+        follows: Callable[[], EpochPosition | None],
     ) -> None:
+        """``follows`` returns the archive's end after the jobs before it."""
         self._archive = archive
         self._frozen = frozen
         self._formats = formats
         self._unwritten = unwritten
+        self._follows = follows
         self._measured: tuple[Position, DiffSummary] | None = None
 
     def run(self) -> object:
@@ -127,8 +137,18 @@ class DiffCommit:
         if self._measured is None:
             head = self._archive.head
             assert head is not None and head.rows is not None and head.checksum is not None
+            if _end(head) != self._follows():
+                # Changes that an earlier session's thread has written since would be in it twice.
+                raise OutOfOrder(
+                    f"the archive was extended to {position_.text(head.position)} by a session that"
+                    " has ended; the writer reads the manifest again"
+                )
             self._measured = head.position, self._frozen.measure(head.rows, head.checksum)
         return self._measured
+
+
+def _end(head: Head | None) -> EpochPosition | None:
+    return None if head is None else EpochPosition(head.epoch, head.position)
 
 
 def _after(start: Position, frozen: FrozenBuffer, unwritten: Unwritten) -> Position | None:
@@ -227,6 +247,8 @@ class Committer:
         self._executor = executor
         self._counters = counters
         self._unwritten = Unwritten()
+        self._end = _end(archive.head)
+        """The archive's end after the jobs that are done."""
         self._jobs: deque[_Job] = deque()
         self._blocked: CommitBlocked | None = None
         self._outage = Outage()
@@ -298,7 +320,9 @@ class Committer:
 
     def put(self, frozen: FrozenBuffer) -> None:
         """Commit ``frozen`` as a diff, unless it turns out to be empty and isn't forced."""
-        commit = DiffCommit(self._archive, frozen, self._diff_formats, self._unwritten)
+        commit = DiffCommit(
+            self._archive, frozen, self._diff_formats, self._unwritten, lambda: self._end
+        )
         self._add(
             _Job(
                 f"diff up to {position_.text(frozen.to_position)}",
@@ -456,6 +480,7 @@ class Committer:
             if job.done is None or job.begins_chain:
                 raise
             return
+        self._end = _end(self._archive.head)
         if result is not UNWRITTEN:
             self.last_write = time.monotonic()
         if job.done is not None and not job.done.cancelled():

@@ -16,7 +16,9 @@ from structlog.testing import capture_logs
 
 from laredo_fanout.client import Endpoint
 from laredo_fanout.wire import replication_pb2 as wire
-from laredo_model.checksum import StateChecksum
+from laredo_model.checksum import StateChecksum, sum_of
+from laredo_model.line import Action, Change
+from laredo_model.position import Position
 from laredo_service.certificates import CertificateWatch
 from laredo_service.http.connections import HttpCounts
 from laredo_snapshotter import config, upkeep
@@ -229,6 +231,33 @@ async def test_another_tables_hung_merge_delays_a_merge(
             await world.position(end)
             world.writer.cut(end, common=False)
         await world.until(lambda: kinds() == ["snapshot", "merged", "diff"])
+
+
+async def test_an_ended_sessions_thread_that_commits_late_is_noticed(tmp_path: Path) -> None:
+    """Its diff ends before a change that is buffered again by the next session."""
+    first, second = line(1, "x"), line(1, "y")
+    late = (2, b"1", first, line(1, "a"))
+    both = [changes(11, (0x1010, [late])), changes(12, (0x1020, [(2, b"1", second, first)]))]
+    scripts = [hello(), *snapshot(ROWS, "0/1000", 10), *both, Hold()], [hello("DELTA"), both[1]]
+    async with playing(scripts[0], [*scripts[1], Hold()]) as (endpoint, scripted):
+        async with writing(tmp_path, endpoint) as world:
+            await world.position(0x1020)
+            archive = world.writer.archive
+            assert archive is not None
+            archive.commit_diff(
+                [Change(Action.UPDATE, b"1", line(1, "a"), first)],
+                from_position=Position(0x1000),
+                to_position=Position(0x1010),
+                to_time=None,
+                rows=2,
+                checksum=StateChecksum(2, sum_of([first, ROWS[b"2"]])).hex(),
+                formats=["jsonl"],
+            )
+            world.writer.cut(0x1020)
+            await world.until(lambda: len(scripted.requests) == 2)
+            await world.position(0x1020)
+        assert scripted.requests[1].last_known_source_position == "0/1010"
+        assert world.states()[-1] == (0x1020, sorted([second, ROWS[b"2"]]))
 
 
 async def test_a_snapshot_that_isnt_whole_is_taken_again(tmp_path: Path) -> None:
