@@ -3,8 +3,9 @@
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -123,10 +124,32 @@ AGAIN = Backoff(initial=5.0, maximum=3600.0)
 LONGEST_PAUSE_S = 60.0
 """Between two checks for what is due; without anything, a check reads nothing."""
 
-_one_at_a_time = threading.Lock()
-"""One table of the process merges at a time, so that writing comes first."""
 LONGEST_TURN_S = 600.0
 """Time for which a table waits for another one's merge, which may hang with its destination."""
+
+
+class MergeTurns:
+    """One table of the process merges at a time, so that writing comes first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replacing = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the other merges; one that takes too long is no longer waited for by anybody."""
+        while not (lock := self._lock).acquire(timeout=LONGEST_TURN_S):
+            with self._replacing:
+                if self._lock is lock:
+                    self._lock = threading.Lock()
+                    log.warning("merge overdue; others wait no longer", seconds=LONGEST_TURN_S)
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+_turns = MergeTurns()
 
 
 class Compactor:
@@ -180,16 +203,12 @@ class Compactor:
             self._archive.merging.drop_parts(timedelta(seconds=keep))
 
     def _merge_next(self) -> bool:
-        in_turn = _one_at_a_time.acquire(timeout=LONGEST_TURN_S)
-        if not in_turn:
-            self._log.warning("another table's merge hung", waited_s=LONGEST_TURN_S)
-        try:
+        merging = self._archive.merging
+        if merging.next_run(self._levels) is None:
+            return False
+        with _turns.turn():
             formats = self._config.formats.of_diffs
-            merged = compact.merge_next(self._archive.merging, self._levels, formats=formats)
-        finally:
-            if in_turn:
-                _one_at_a_time.release()
-        return merged is not None
+            return compact.merge_next(merging, self._levels, formats=formats) is not None
 
     def _failed(self, failure: Exception, failures: int, delay: float) -> None:
         self._counters.diffs_merged("failed")

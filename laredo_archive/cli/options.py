@@ -274,7 +274,7 @@ def set_up(program: str, *, verbose: bool) -> None:
     structlog.configure(
         processors=[*([] if verbose else [_without_retries]), functools.partial(_line, program)],
         wrapper_class=structlog.make_filtering_bound_logger(
-            logging.INFO if verbose else logging.WARNING
+            logging.DEBUG if verbose else logging.WARNING
         ),
         # Looked up for each line: a progress bar replaces stderr, to keep lines above it.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),

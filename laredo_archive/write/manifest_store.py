@@ -39,7 +39,7 @@ from laredo_archive.manifest.catalog import (
 from laredo_archive.manifest.model import Manifest
 from laredo_archive.storage.destination import Destination, ObjectVersion
 from laredo_service.log import Log
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 
 
 class Availability(NamedTuple):
@@ -116,16 +116,25 @@ class AtOnce(Protocol):
         """
 
 
+MOST_THREADS = 16
+"""A re-base places thousands of diffs, each with a connection and up to 8 MB of its own."""
+SHOWN = 5
+"""Further failures that the log names."""
+
+
 def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Run each task in a thread; a single task needs none."""
+    """Run the tasks in threads, MOST_THREADS at a time; a single task needs none."""
     if len(tasks) < 2:
         return [task() for task in tasks]
-    with ThreadPoolExecutor(len(tasks), thread_name_prefix="at-once") as threads:
+    width = min(len(tasks), MOST_THREADS)
+    with ThreadPoolExecutor(width, thread_name_prefix="at-once") as threads:
         running = [threads.submit(task) for task in tasks]
     failures = [failure for done in running if (failure := done.exception()) is not None]
-    for failure in failures[1:]:
-        log.warning("parallel request failed", failure=str(failure))
     if failures:
+        others = {str(failure) for failure in failures[1:]} - {str(failures[0])}
+        if others:
+            shown = sorted(others)[:SHOWN]
+            log.warning("parallel requests failed", count=len(failures), others=shown)
         if isinstance(failures[0], DestinationError):
             failures[0].others += tuple(f for f in failures[1:] if isinstance(f, DestinationError))
         raise failures[0]
@@ -229,6 +238,7 @@ class ManifestStore:
         """The manifest as last read; None if there was none."""
         self._version: ObjectVersion | None = None
         self._known = False
+        self._outage = Outage()
 
     def asked(self) -> AbstractContextManager[None]:
         """Note that a block waits for the destination."""
@@ -290,6 +300,7 @@ class ManifestStore:
             self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self.manifest = changed
         self._known = True
+        self._outage.end()
         self.counts.availabilities.worked(self.destination.location)
         return changed
 
@@ -345,7 +356,8 @@ class ManifestStore:
             self.counts.count_conflict()
         else:
             self.counts.count_error(self.destination.location)
-        log.warning(
+        level = log.warning if self._outage.is_news(type(failure).__name__) else log.debug
+        level(
             "manifest swap not confirmed",
             table=self._table,
             manifest=self.uri,

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -206,9 +205,7 @@ async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
 async def test_another_tables_hung_merge_delays_a_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hung = threading.Lock()
-    hung.acquire()
-    monkeypatch.setattr(upkeep, "_one_at_a_time", hung)
+    monkeypatch.setattr(upkeep, "_turns", turns := upkeep.MergeTurns())
     monkeypatch.setattr(upkeep, "LONGEST_TURN_S", 0.1)
     manifest = tmp_path / "archive/users/manifest.json"
 
@@ -227,6 +224,8 @@ async def test_another_tables_hung_merge_delays_a_merge(
         playing([*script, Hold()]) as (endpoint, _),
         writing(tmp_path, endpoint, **levels) as world,
     ):
+        hung = turns.turn()
+        hung.__enter__()
         for end in ends:
             await world.position(end)
             world.writer.cut(end, common=False)

@@ -8,7 +8,7 @@ is repeated only if the store's answer shows that it didn't happen.
 import base64
 import hashlib
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from functools import partial
@@ -39,7 +39,7 @@ from laredo_archive.storage.s3.bucket import S3Location
 from laredo_model.errors import ModelError
 from laredo_service import files
 from laredo_service.log import Log
-from laredo_service.retry import Backoff
+from laredo_service.retry import Backoff, Outage
 
 log = Log(__name__)
 
@@ -126,6 +126,8 @@ class Bucket:
         self.location = location
         self.retries: Counter[str] = Counter()
         """Requests sent again, by method of the client."""
+        self._outages: dict[str, Outage] = defaultdict(Outage)
+        """By cause, as requests of many tables fail by turns."""
         self._pause = pause
         self._client = clients.client(
             "s3",
@@ -247,12 +249,15 @@ class Bucket:
 
     def _note(self, method: str, state: RetryCallState) -> None:
         self.retries[method] += 1
-        log.warning(
+        failure = state.outcome.exception() if state.outcome else None
+        kind = failure.kind.name if isinstance(failure, FailedRequest) else ""
+        level = log.warning if self._outages[kind].is_news(kind) else log.debug
+        level(
             "S3 request retried",
             request=method,
             uri=self.location.uri,
             attempt=state.attempt_number,
-            failure=str(state.outcome.exception() if state.outcome else None),
+            failure=str(failure),
         )
 
     def version(self, key: str, answer: Answer) -> ObjectVersion:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from laredo_archive.errors import (
     ArtifactMissing,
@@ -97,8 +98,10 @@ def test_but_not_for_ever(way: Way, use: str, fault: Fault) -> None:
     put(way.direct, KEY, b"0123456789")
     operation, ask = USES[use]
     way.meets(fault, operation, times=None)
-    with pytest.raises(DestinationUnavailable):
+    with capture_logs() as logs, pytest.raises(DestinationUnavailable):
         ask(way.faulty)
+    levels = [each["log_level"] for each in logs if each["event"] == "S3 request retried"]
+    assert levels.count("warning") == 1 and len(levels) >= ATTEMPTS - 1
     # A stream may have come some way before.
     assert ATTEMPTS <= way.sent(operation) <= (2 * ATTEMPTS if use == "open" else ATTEMPTS)
 

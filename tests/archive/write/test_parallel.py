@@ -9,7 +9,7 @@ import pytest
 from laredo_archive.errors import DestinationUnavailable
 from laredo_archive.storage.destination import ObjectInfo, ObjectVersion, Upload
 from laredo_archive.storage.local import LocalDestination
-from laredo_archive.write.manifest_store import in_threads
+from laredo_archive.write.manifest_store import MOST_THREADS, in_threads
 from tests.support.archive.archiving import ONE, TWO, base_of, diffed, opened
 from tests.support.processes import PATIENCE_S
 
@@ -100,6 +100,12 @@ def test_what_is_done_at_once_comes_back_in_order() -> None:
         return work
 
     assert in_threads([task(number) for number in range(3)]) == [0, 1, 2]
+
+
+def test_thousands_of_requests_take_few_threads() -> None:
+    threads: set[int] = set()
+    in_threads([lambda: threads.add(threading.get_ident())] * 1000)
+    assert 1 <= len(threads) <= MOST_THREADS
 
 
 def test_a_failure_is_raised_when_all_have_ended() -> None:
