@@ -167,7 +167,10 @@ class Backlog:
         """True if more than `limit` transactions are between two sequences.
 
         One turn reads a bounded number of records, for all sessions together: a long range may need
-        several turns until the answer can become True.
+        several turns until the answer can become True. It is True too if the journal no longer has
+        the range: such a session needs a snapshot, and counting would never end.
+
+        :raises JournalDamaged: if a record isn't what was written.
         """
         if upto - after <= limit:
             return False
@@ -176,8 +179,12 @@ class Backlog:
             known = self._counted.get(after)
             if known is None:
                 self._reads += 1
-                if self.unfinished or not self._count(after):
-                    break
+                try:
+                    if self.unfinished or not self._count(after):
+                        break
+                except JournalPruned:
+                    self._reads -= 1
+                    return True
                 known = self._counted[after]
             after, count = known
             transactions += count
@@ -190,7 +197,8 @@ class Backlog:
     def _count(self, after: int) -> bool:
         try:
             records = self._reader.journal(self.table_id, after, READ_BYTES, with_old=False)
-        except (JournalPruned, TableUnknown):
+        except TableUnknown:
+            self._reads -= 1  # another turn wouldn't find it either
             return False
         while len(self._counted) > _REMEMBERED:
             del self._counted[next(iter(self._counted))]
@@ -245,13 +253,9 @@ class Tail:
         self._wanted = 0
         self._asked: asyncio.TimerHandle | None = None
 
-    def refresh(self, history: History | None) -> None:
-        """Read the table's figures and notify the sessions that they concern."""
+    def refresh(self, history: History | None, now: TableView | None) -> None:
+        """Take the table's newest figures, and notify the sessions that they concern."""
         before, history_before = self.view, self.history
-        try:
-            now = self._reader.table(self.name)
-        except TableUnknown:
-            now = None
         self.view, self.history = now, history
         if before is None or now is None or history != history_before:
             self._wanted = 0
@@ -383,20 +387,22 @@ class Tails:
     def change(self, names: Iterable[str]) -> None:
         """Serve these tables from now on; the tails of those that stay are the same."""
         before, self._tails = self._tails, {}
+        history, views = self._history(), self._reader.current_views()
         for name in names:
             known = before.pop(name, None)
             self._tails[name] = known or Tail(name, self._reader, self._request_check)
             if known is None:
-                self._tails[name].refresh(self._history())
+                self._tails[name].refresh(history, views.get(name))
         for tail in before.values():
             tail.close()
 
     def refresh(self) -> None:
         """Read every table once."""
         self._measure_delay()
-        history = self._history()
+        # One walk for all: a walk for each would take seconds with a thousand tables.
+        history, views = self._history(), self._reader.current_views()
         for tail in self._tails.values():
-            tail.refresh(history)
+            tail.refresh(history, views.get(tail.name))
 
     def _history(self) -> History | None:
         source = self._reader.source()

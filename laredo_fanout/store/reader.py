@@ -420,6 +420,13 @@ class StoreReader:
             raise TableUnknown(name)
         return view_of(found, *position)
 
+    def current_views(self) -> dict[str, TableView]:
+        """Every table by its name, as :meth:`table` finds it; one walk over all definitions."""
+        with self._begun() as transaction:
+            position = self._position(transaction)
+            found = current_of_each(self._records(transaction))
+        return {name: view_of(record, *position) for name, record in found.items()}
+
     def table_by_id(self, table_id: int) -> TableView:
         """One incarnation.
 

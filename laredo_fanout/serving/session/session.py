@@ -18,7 +18,7 @@ import structlog
 
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import Call, CheckedSyncRequest, Exchange, StallGuard
-from laredo_fanout.serving.errors import BufferDropped, HistoryChanged, NotServed
+from laredo_fanout.serving.errors import BufferDropped, Damaged, HistoryChanged, NotServed
 from laredo_fanout.serving.filters import Conditions
 from laredo_fanout.serving.journal import Backlog, Tail
 from laredo_fanout.serving.options import BufferPolicy, ServingTableOptions
@@ -36,7 +36,7 @@ from laredo_fanout.serving.session.verified_position import (
 )
 from laredo_fanout.serving.shared import ServingResources
 from laredo_fanout.store.environment import SourceIdentity
-from laredo_fanout.store.errors import JournalPruned, TableUnknown
+from laredo_fanout.store.errors import JournalDamaged, JournalPruned, TableUnknown
 from laredo_fanout.store.reader import TableView
 from laredo_fanout.store.table import SuspectRange
 from laredo_fanout.wire import replication_pb2 as wire
@@ -60,6 +60,7 @@ class JournalSender:
         """Check the backlog that this session already had at `before`.
 
         :raises BufferDropped: it is longer than a client may be behind.
+        :raises JournalDamaged: if a record of it isn't what was written.
         """
         client, limit = self._client, self._options.buffer_max_size
         if not self.live or before.id != client.view.id:
@@ -242,6 +243,10 @@ class Session:
             self._journal.check_backlog(before, now)
         except BufferDropped as dropped:
             self._call.end(dropped)
+        except JournalDamaged as damaged:
+            # The tail's task calls this for all sessions: the damage ends this one alone.
+            self._shared.report_damage(damaged.damage)
+            self._call.end(Damaged(str(damaged)))
 
     # ---------------------------------------------------------------- the session itself
 

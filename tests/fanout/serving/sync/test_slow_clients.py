@@ -10,11 +10,12 @@ import pytest
 from laredo_fanout.serving import snapshot_rows
 from laredo_fanout.serving.errors import NoRoomToSpool
 from laredo_fanout.serving.options import BufferPolicy, ListenerOptions, ServingTableOptions
-from laredo_fanout.store.errors import SpoolFailed
+from laredo_fanout.store.errors import Damage, SpoolFailed
 from laredo_fanout.store.reader import Snapshot
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S, until
+from tests.support.server import rot
 from tests.support.server.serving_world import Stream, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
@@ -75,6 +76,20 @@ async def test_drop_disconnect_ends_the_slow_client_only(
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "client_buffer.max_size (10)" in details and "'slow'" in details
         assert world.registry.closed == [("slow", "buffer")]
+
+
+async def test_damage_behind_a_slow_client_ends_it_alone(tmp_path: Path) -> None:
+    found: list[Damage] = []
+    limit = ServingTableOptions(buffer_max_size=60, buffer_policy=BufferPolicy.DROP_DISCONNECT)
+    async with running(tmp_path, table=limit, users=3, report_damage=found.append) as world:
+        slow = await live_client(world, "slow")
+        await flood(world, 50)
+        rot.flip(tmp_path, f'{WIDE}47"'.encode(), at=5)
+        await flood(world, 100)
+        code, details = await slow.ends()
+        assert code is grpc.StatusCode.UNAVAILABLE and "damaged on disk" in details
+        assert found and found[0].table_id == world.writer.ids["public.users"]
+        await live_client(world, "another")
 
 
 async def test_one_large_transaction_counts_once(tmp_path: Path) -> None:
