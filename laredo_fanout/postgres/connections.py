@@ -74,6 +74,9 @@ _EXTRA = {
     "idle_session_timeout": "0",
 }
 _TRANSACTION_TIMEOUT = 170000
+CHECK_CLIENT = "10s"
+"""A backend notices at this interval that its client is gone, also while it waits for a lock. By
+default it stays until it has the lock, and takes up a connection."""
 _LONGEST_NAME = 63
 """NAMEDATALEN - 1: PostgreSQL truncates a longer application_name."""
 
@@ -141,14 +144,18 @@ def connect(options: ConnectionOptions, *, role: str, replication: bool = False)
     except psycopg.OperationalError as refused:
         raise refusal(refused, "connect") from refused
     connection.prepare_threshold = None
-    if connection.info.server_version >= _TRANSACTION_TIMEOUT:
-        # A setting of the role or the database would end the copy of long chunks and CREATE SLOT.
-        with (
-            closed_on_failure(connection),
-            TimeLimit(connection, options.connect_timeout),
-            translated("connect"),
-        ):
+    with (
+        closed_on_failure(connection),
+        TimeLimit(connection, options.connect_timeout),
+        translated("connect"),
+    ):
+        if connection.info.server_version >= _TRANSACTION_TIMEOUT:
+            # A setting of the role or the database would end long chunks and CREATE SLOT.
             connection.execute("SET transaction_timeout = 0")
+        if not replication:
+            # Some systems can't check it, and refuse any value but 0.
+            with suppress(psycopg.errors.InvalidParameterValue):
+                connection.execute(f"SET client_connection_check_interval = '{CHECK_CLIENT}'")
     return connection
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from laredo_fanout.copy.copier import Copier
 from laredo_fanout.copy.range_reader import CopyReader
+from laredo_fanout.postgres import connections
 from laredo_fanout.source_options import CopyOptions
 from tests.support.ingest import Gate, Start, fill
 from tests.support.postgres import Database
@@ -73,6 +74,33 @@ def test_no_snapshot_outlives_its_incarnation(
         ingest.wait_until(
             lambda: first not in connection.execute(reading).fetchall(), "the first read ends"
         )
+    ingest.wait_live()
+    ingest.assert_equal()
+
+
+def test_chunks_that_wait_for_a_lock_leave_no_backends(
+    database: Database, ingesting: Start, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "CHECK_CLIENT", "100ms")
+    fill(database, 400)
+    gate.close_after(100)
+    ingest = ingesting("public.t", workers=2, range_bytes=_SMALL_RANGES, receive_timeout=1)
+    with database.connect() as locking, database.connect() as looking:
+        with gate.holding(ingest):
+            locking.execute("BEGIN; LOCK TABLE t")
+        pids: set[int] = set()
+
+        def waiting() -> set[int]:
+            found = looking.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE '% copy'"
+                " AND datname = current_database() AND wait_event_type = 'Lock'"
+            ).fetchall()
+            pids.update(pid for (pid,) in found)
+            return {pid for (pid,) in found}
+
+        ingest.wait_until(lambda: waiting() and len(pids) >= 6, "chunks were read again")
+        ingest.wait_until(lambda: len(waiting()) <= 2, "the former backends have ended")
+        locking.execute("ROLLBACK")
     ingest.wait_live()
     ingest.assert_equal()
 
