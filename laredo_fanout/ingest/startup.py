@@ -185,8 +185,9 @@ class Preparation:
     ) -> None:
         """Create a new slot for a store without a position, or with one of a lost history.
 
-        The slot ``found`` under its name is ours, one that was created since isn't. The intention
-        is stored first: its token identifies a slot that a crash left.
+        The slot ``found`` under its name is ours, one that was created since isn't. It is dropped
+        while the store still shows that. The intention is stored before the new slot is created:
+        its token identifies a slot that a crash left.
         """
         options, store = self._options, self._store
         name, known = options.slot_name, store.source
@@ -204,11 +205,11 @@ class Preparation:
             # Tables begin again, and their sequences with the time in microseconds.
             now_us = time.time_ns() // 1000
             identity = replace(identity, former_reach=former_reach, former_sequences=now_us)
+        if found is not None:
+            slot.drop(connection, found)
         with store.transaction() as transaction:
             transaction.set_source(identity)
             transaction.set_marker(None)
-        if found is not None:
-            slot.drop(connection, found)
         with (
             self._patience.suspended(),
             slot.waits_reported(options, connection, self._waits_for, self._stopping),

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from psycopg import sql
 
-from laredo_fanout.postgres.connections import SlotLost
+from laredo_fanout.postgres.connections import Connection, SlotLost, SourceUnavailable
+from laredo_fanout.slot import slot
 from laredo_fanout.source_options import OnSlotLost
 from laredo_fanout.store.table import Status
 from laredo_fanout.store.writer import Store
@@ -98,6 +99,28 @@ def test_a_gap_stops_the_ingest_or_is_copied_over(filled: Database, live: Start,
     assert after.floor > before.floor
     assert after.sequence > before.sequence
     assert len(ingest.store.tables) == 1
+
+
+def test_a_lost_slot_that_is_not_dropped_at_once_is_still_ours(
+    filled: Database, live: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest = live("public.t")
+    before = ingest.record("public.t")
+    ingest.stop()
+    _make_publication_again(ingest, filled)
+    cut, drop = [], slot.drop
+
+    def cut_once(connection: Connection, found: slot.Slot) -> None:
+        if not cut:
+            cut.append(found)
+            raise SourceUnavailable("the connection was cut")
+        drop(connection, found)
+
+    monkeypatch.setattr(slot, "drop", cut_once)
+    ingest.start()
+    ingest.wait_copied_again(before)
+    assert cut
+    ingest.assert_equal()
 
 
 def test_another_cluster_under_the_same_name(filled: Database, live: Start) -> None:
