@@ -349,7 +349,8 @@ class ConnectTransport:
         self._endpoint = endpoint
 
     def check(self) -> None:
-        self._tls()
+        if self._endpoint.tls is not None:
+            self._endpoint.tls.context()
 
     @asynccontextmanager
     async def sync(
@@ -458,7 +459,8 @@ class ConnectTransport:
 
     def _tls(self) -> ssl.SSLContext | None:
         # Made for each connection: the files may have changed.
-        return None if self._endpoint.tls is None else self._endpoint.tls.context()
+        with self._endpoint.connecting():
+            return None if self._endpoint.tls is None else self._endpoint.tls.context()
 
 
 class _Silence:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import grpc
 
-from laredo_fanout.client.errors import BadEndpoint
+from laredo_fanout.client.errors import BadEndpoint, ServerUnavailable
 from laredo_fanout.wire import replication_pb2 as wire
 
 # A row may have a gigabyte; the server bounds the rows in one message.
@@ -53,7 +53,7 @@ class Tls:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
                 context.load_cert_chain(self.cert, self.key)
-        except ssl.SSLError as wrong:
+        except OSError as wrong:
             raise BadEndpoint(f"tls: the files can't be used: {wrong}") from wrong
         context.set_alpn_protocols(["http/1.1"])
         return context
@@ -127,6 +127,19 @@ class Endpoint:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of every call."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Make TLS files that can't be used while a connection is made a failure that is retried.
+
+        They may be in the middle of a rotation; at the start they were used.
+
+        :raises ServerUnavailable: instead of BadEndpoint.
+        """
+        try:
+            yield
+        except BadEndpoint as wrong:
+            raise ServerUnavailable(self.server, str(wrong)) from wrong
 
 
 def endpoint_of(

@@ -63,7 +63,8 @@ class GrpcTransport:
         self, request: wire.SyncRequest
     ) -> AsyncIterator[AsyncIterator[wire.SyncResponse]]:
         """Open a stream on the connection."""
-        connection = self._current = self._current or _Connection(self._endpoint.channel())
+        with self._endpoint.connecting():
+            connection = self._current = self._current or _Connection(self._endpoint.channel())
         connection.streams += 1
         try:
             sync = connection.channel.unary_stream(
@@ -122,7 +123,8 @@ async def replication_status(
 
     :raises StreamError: if the server doesn't answer, refuses, or sends no status.
     """
-    channel = endpoint.channel()
+    with endpoint.connecting():
+        channel = endpoint.channel()
     try:
         call = channel.unary_unary(
             STATUS_METHOD,

@@ -113,3 +113,23 @@ async def test_a_certificate_under_another_name(reach: Reach) -> None:
 async def test_files_that_cannot_be_used_are_told_at_the_start(tls: Tls, names: str) -> None:
     with pytest.raises(BadEndpoint, match=names):
         await AsyncFanoutClient("localhost:1", TABLE, tls=tls).start()
+
+
+async def test_a_file_that_vanishes_later_is_waited_for(
+    tmp_path: Path, transport: TransportName
+) -> None:
+    """As in a rotation that isn't atomic."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes((PEM / "ca.pem").read_bytes())
+    given: dict[str, Any] = {"tls": Tls(ca), "transport": transport}
+    last: BaseException | None = None
+    async with AsyncFanoutClient("localhost:1", TABLE, backoff=QUICK, **given) as client:
+        ca.unlink()
+        async with asyncio.timeout(PATIENCE_S):
+            while "can't read ca" not in str(last):
+                with pytest.raises(NotReadyInTime) as failed:
+                    await client.await_ready(0.1)
+                last = failed.value.last
+    assert isinstance(last, ServerUnavailable)
+    with pytest.raises(ServerUnavailable, match="can't read ca"):
+        await table_status(Endpoint("localhost:1", **given), TABLE)
