@@ -94,6 +94,8 @@ class ReceivedTable:
         self._count_snapshot = count_snapshot
         self._columns: tuple[Column, ...] = ()
         self._copy: _ReceivedSnapshot | None = None
+        self._shown_id = 0
+        """Id of the incarnation that clients saw last; 0: not known."""
         self.is_open = False
         """True if a transaction is written in part."""
         self.upstream_position = 0
@@ -114,9 +116,15 @@ class ReceivedTable:
     @property
     def record(self) -> TableRecord | None:
         """The incarnation that clients see, with the changes of the open batch."""
-        name = self.options.qualified
-        shown = [r for r in self._records().values() if r.qualified == name and r.shown]
-        return max(shown, key=lambda r: r.incarnation, default=None)
+        records, name = self._records(), self.options.qualified
+        # Each event asks for it. An aborted batch's id may be another table's now.
+        known = records.get(self._shown_id)
+        if known is not None and known.shown and known.qualified == name:
+            return known
+        shown = [r for r in records.values() if r.qualified == name and r.shown]
+        found = max(shown, key=lambda r: r.incarnation, default=None)
+        self._shown_id = 0 if found is None else found.id
+        return found
 
     @property
     def position(self) -> int | None:
@@ -243,7 +251,7 @@ class ReceivedTable:
                 # Its entries begin here, with the upstream's numbers.
                 self._batch.transaction.set_sequence(live_id, copy.sequence)
                 self._define(live_id, copy.holder)
-        self._copy, self.is_open = None, False
+        self._copy, self.is_open, self._shown_id = None, False, live_id
         self._batch.transaction.set_table_position(live_id, position)
         self._batch.touch(live_id)
         self._seen(position)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from laredo_fanout.client.events import Mode
+from laredo_fanout.batch.status import Counters
+from laredo_fanout.batch.write_batch import WriteBatch
+from laredo_fanout.client.events import Heartbeat, Mode
 from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.relay.path import RelayOptions
-from laredo_fanout.source_options import SourceTableOptions
+from laredo_fanout.relay.received_table import ReceivedTable
+from laredo_fanout.source_options import CommitIntervals, SourceTableOptions
+from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from tests.support.postgres import Database
 from tests.support.processes import wait_until
@@ -101,3 +105,31 @@ def test_the_status_of_thousands_of_tables_costs_little(tmp_path: Path) -> None:
         status = ingest.status()
         assert time.thread_time() - begun < 0.5
     assert {each.phase for each in status.tables.values()} == {"copying"}
+
+
+def test_a_heartbeat_does_not_search_the_other_tables_records(tmp_path: Path) -> None:
+    class Counted(dict[int, TableRecord]):
+        searches = 0
+
+        def values(self):  # type: ignore[no-untyped-def]
+            self.searches += 1
+            return super().values()
+
+    tables = [SourceTableOptions("public", f"t{number}") for number in range(20)]
+    with Store.open(tmp_path, max_size=1 << 28) as store:
+        with store.transaction() as transaction:
+            for each in tables:
+                added = transaction.add_table(each.schema, each.name, 0, COLUMNS)
+                transaction.publish(added.id, 0x10, 0)
+        records, counters = Counted(store.tables), Counters()
+        batch = WriteBatch(store, lambda _: None, CommitIntervals(), counters)
+        received = ReceivedTable(
+            tables[-1], batch, counters, lambda: records, server="up", count_snapshot=lambda _: None
+        )
+        for _ in range(10):
+            assert list(received.take(Heartbeat(None, 0, None))) == []
+        assert records.searches == 1
+        # The id of a batch that was aborted may be another table's afterwards.
+        other = records[1]
+        records[received.record.id] = other  # type: ignore[union-attr]
+        assert received.record is None
