@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -22,6 +22,7 @@ from laredo_fanout.relay.ingest import RelayIngest
 from laredo_fanout.standby import StandbyIngest
 from laredo_fanout.store.environment import SourceIdentity
 from laredo_fanout.store.errors import Damage, JournalDamaged, StoreError, StoreFull
+from laredo_fanout.store.journal import Journal
 from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff, Outage
 
@@ -175,6 +176,11 @@ class IngestThread:
 
 # Often enough that each step is small.
 _PRUNE_EVERY_S = 1.0
+_PRUNE_PASS_S, _PRUNE_AGAIN_S = 0.2, 0.3
+"""Longest time of a pass, but for its last transaction, and the pause after one that has work
+left."""
+_PRUNE_RECORDS = 512
+"""Most journal records that one transaction drops: each needs room in the store until then."""
 
 
 @dataclass
@@ -182,7 +188,7 @@ class JournalPruning:
     """Prunes the journals to their bounds, between two commits of the ingest thread.
 
     A journal may exceed its bounds by the changes of a second, and by the entries that a client has
-    pinned while it is sent a snapshot.
+    pinned while it is sent a snapshot. If much is due at once, it is pruned in several passes.
     """
 
     store: Store
@@ -190,6 +196,8 @@ class JournalPruning:
     bounds: Mapping[str, JournalConfig]
     pruned: int = 0
     _due: float = field(default_factory=time.monotonic)
+    _turn: int = 0
+    """Id of the last table that had its turn."""
 
     @classmethod
     def of(cls, config: Config, store: Store, clients: Clients) -> JournalPruning:
@@ -207,23 +215,65 @@ class JournalPruning:
         """
         if time.monotonic() < self._due:
             return
-        for record in list(self.store.tables.values()):
-            bounds = self.bounds.get(record.qualified)
-            if bounds is not None and record.shown:
-                try:
-                    self.pruned += self.store.prune(
-                        record.id,
-                        bounds.max_entries,
-                        bounds.max_age,
-                        time.time(),
-                        self.clients.pinned(record.id),
-                    )
-                except JournalDamaged as damaged:
-                    after = damaged.damage.after
-                    assert after is not None, "it is the journal's"
-                    with self.store.transaction() as transaction:
-                        transaction.drop_damaged_journal(record.id, after)
+        until, pins = time.monotonic() + _PRUNE_PASS_S, self.clients.pinned()
+        while (due := self._due_tables(pins)) and self._prune_some(due, pins):
+            if time.monotonic() >= until:
+                # The slot is read, and a stop is seen, before the rest is pruned.
+                self._due = time.monotonic() + _PRUNE_AGAIN_S
+                return
         self._due = time.monotonic() + _PRUNE_EVERY_S
+
+    def _due_tables(self, pins: Mapping[int, int]) -> list[tuple[int, JournalConfig]]:
+        """Ids and bounds of the tables with entries to prune, beginning after the last turn's."""
+        now = time.time()
+        found: list[tuple[int, JournalConfig]] = []
+        for record in self.store.tables.values():
+            bounds = self.bounds.get(record.qualified)
+            if bounds is None or not record.shown:
+                continue
+            older = int((now - bounds.max_age) * 1_000_000)
+            if Journal.prunable(record, bounds.max_entries, older, pins.get(record.id)):
+                found.append((record.id, bounds))
+        return sorted(found, key=lambda each: (each[0] <= self._turn, each[0]))
+
+    def _prune_some(self, due: Sequence[tuple[int, JournalConfig]], pins: Mapping[int, int]) -> int:
+        """Prune these tables in one transaction; returns 0 if nothing changed."""
+        records = _PRUNE_RECORDS
+        while due:
+            turn = due[:records]
+            self._turn = turn[-1][0]
+            try:
+                return self._prune_each(turn, pins, records // len(turn))
+            except StoreFull:
+                # A smaller transaction needs less room.
+                if records == 1:
+                    raise
+                records //= 2
+            except JournalDamaged as damaged:
+                after = damaged.damage.after
+                assert after is not None, "it is the journal's"
+                with self.store.transaction() as transaction:
+                    transaction.drop_damaged_journal(damaged.damage.table_id, after)
+                # The other tables don't wait for its next turn.
+                due = [each for each in due if each[0] != damaged.damage.table_id]
+        return 0
+
+    def _prune_each(
+        self, turn: Sequence[tuple[int, JournalConfig]], pins: Mapping[int, int], records: int
+    ) -> int:
+        now_us, pruned = time.time_ns() // 1000, 0
+        with self.store.transaction() as transaction:
+            for table_id, bounds in turn:
+                pruned += transaction.prune(
+                    table_id,
+                    bounds.max_entries,
+                    bounds.max_age,
+                    now_us,
+                    pins.get(table_id),
+                    records=records,
+                )
+        self.pruned += pruned
+        return pruned
 
 
 def _bounds(config: Config) -> Mapping[str, JournalConfig]:

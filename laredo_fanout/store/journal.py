@@ -201,7 +201,7 @@ _FIELDS = ChangeBatch.DESCRIPTOR.fields_by_name
 _KEYS, _LINES, _OLD_LINES = (
     RepeatedBytes(_FIELDS[name].number) for name in ("keys", "lines", "old_lines")
 )
-_PRUNE_RECORDS = 64
+PRUNE_RECORDS = 64
 _FREED_LIST_BYTES = 8192
 """Size of the list of pages that a deleted record leaves free, eight bytes each."""
 
@@ -364,11 +364,12 @@ class Journal:
         max_entries: int,
         older_than_us: int,
         pinned_sequence: int | None,
+        records: int = PRUNE_RECORDS,
     ) -> TableRecord:
         """Drop whole transactions beyond ``max_entries`` or committed before ``older_than_us``.
 
         The newest one stays, and so do those with entries after ``pinned_sequence``.
-        One call is one step: call again until nothing changes.
+        One call is one step of about ``records`` records: call again until nothing changes.
 
         :raises JournalDamaged: if a record isn't what was written.
         """
@@ -376,7 +377,8 @@ class Journal:
             return table
         pinned = table.sequence if pinned_sequence is None else pinned_sequence
         beyond = table.sequence - max_entries
-        last = self._last_to_prune(table, beyond, older_than_us, min(pinned, table.sequence - 1))
+        limit = min(pinned, table.sequence - 1)
+        last = self._last_to_prune(table, beyond, older_than_us, limit, records)
         if last is None or last[0] < table.oldest_sequence:
             return table
         sequence, position = last
@@ -467,7 +469,7 @@ class Journal:
         return table.entries > max_entries or table.oldest_time_us < older_than_us
 
     def _last_to_prune(
-        self, table: TableRecord, beyond: int, older_than_us: int, limit: int
+        self, table: TableRecord, beyond: int, older_than_us: int, limit: int, records: int
     ) -> tuple[int, int] | None:
         """The last entry to drop, always a transaction's end, and its position."""
         last: tuple[int, int] | None = None
@@ -494,7 +496,7 @@ class Journal:
                     if not each.open:
                         last = each.last, each.position
             walked += 1
-            if last is not None and walked >= _PRUNE_RECORDS:
+            if last is not None and walked >= records:
                 break
             found = cursor.next()
         return last

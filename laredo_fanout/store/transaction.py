@@ -28,7 +28,7 @@ from laredo_fanout.store.errors import (
     TableUnknown,
     TransactionOpen,
 )
-from laredo_fanout.store.journal import Journal
+from laredo_fanout.store.journal import PRUNE_RECORDS, Journal
 from laredo_fanout.store.rows import Applier, Spaces, TableChanges
 from laredo_fanout.store.table import Leaf, Status, TableRecord
 from laredo_model import position as position_
@@ -420,11 +420,13 @@ class Transaction:
         max_age_s: float,
         now_us: int,
         pinned_sequence: int | None = None,
+        *,
+        records: int = PRUNE_RECORDS,
     ) -> int:
         """Do one step of pruning (see ``Store.prune``); returns the number of entries dropped."""
         record = self._record(table_id)
         older = now_us - int(max_age_s * 1_000_000)
-        pruned = self._journal.prune(record, max_entries, older, pinned_sequence)
+        pruned = self._journal.prune(record, max_entries, older, pinned_sequence, records)
         if pruned.suspect_ranges:
             pruned = table_.pruned(pruned)
         self.tables[table_id] = pruned

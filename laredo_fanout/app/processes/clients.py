@@ -118,11 +118,14 @@ class Clients:
             self._left[PROCESS_DIED] += len(gone)
         return len(gone)
 
-    def pinned(self, table_id: int) -> int | None:
-        """The lowest sequence after which a client needs the table's journal."""
+    def pinned(self) -> dict[int, int]:
+        """The lowest sequence after which a client needs a table's journal, by the table's id."""
         with self._lock:
             pins = [client.pin for client in self._clients.values() if client.pin is not None]
-        return min((after for table, after in pins if table == table_id), default=None)
+        lowest: dict[int, int] = {}
+        for table_id, after in pins:
+            lowest[table_id] = min(after, lowest.get(table_id, after))
+        return lowest
 
     def of(self, table: str | None = None) -> list[ClientState]:
         """The clients connected to the table (or to any), in order of connection."""

@@ -21,12 +21,12 @@ def test_a_dead_process_takes_its_clients_and_pins_with_it() -> None:
     clients.register((2, 1), info("b"))
     clients.pin((1, 1), 7, 100)
     clients.pin((2, 1), 7, 200)
-    assert clients.pinned(7) == 100
-    assert clients.pinned(8) is None
+    assert clients.pinned().get(7) == 100
+    assert clients.pinned().get(8) is None
     assert clients.leave_all(1) == 1
-    assert clients.pinned(7) == 200
+    assert clients.pinned().get(7) == 200
     clients.unpin((2, 1))
-    assert clients.pinned(7) is None
+    assert clients.pinned().get(7) is None
     clients.leave((1, 1), "client")
     assert clients.left()["process"] == 1
     assert clients.left()["client"] == 0

@@ -11,6 +11,7 @@ from laredo_fanout.app.processes.clients import Clients
 from laredo_fanout.app.processes.control_wire import WakeUps
 from laredo_fanout.config import JournalConfig
 from laredo_fanout.serving.ports import ClientInfo
+from laredo_fanout.store.journal import record_key
 from laredo_fanout.store.writer import Store
 from laredo_model.line import Action
 from tests.support.server.serving_world import USERS, Writer, line
@@ -62,3 +63,70 @@ def test_a_table_without_bounds_here_is_left_alone(tmp_path: Path) -> None:
         pruning = JournalPruning(store, Clients(1), {})
         _committing(writer, pruning)(5)
         assert store.tables[table_id].entries == 5
+
+
+def test_a_pass_prunes_all_tables_that_are_due_in_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"public.t{number}" for number in range(50)]
+    bounds = {each: JournalConfig.model_validate({"max_age": "1s"}) for each in names}
+    with Store.open(tmp_path, max_size=1 << 28) as store:
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
+        writer.begin()
+        for each in names:
+            writer.publish(table=each)
+            writer.commit((Action.INSERT, line(1)), table=each)
+            writer.commit((Action.INSERT, line(2)), table=each)
+        commits = _counted(store, monkeypatch)
+        JournalPruning(store, Clients(1), bounds).prune()
+        assert {store.tables[table_id].entries for table_id in writer.ids.values()} == {1}
+        assert len(commits) == 1
+
+
+def test_a_pass_is_bounded_and_later_ones_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_PRUNE_PASS_S", "_PRUNE_AGAIN_S", "_PRUNE_EVERY_S"):
+        monkeypatch.setattr(ingest_thread, name, 0.0, raising=False)
+    monkeypatch.setattr(ingest_thread, "_PRUNE_RECORDS", 70, raising=False)
+    bounds = {USERS: JournalConfig.model_validate({"max_entries": 1, "max_age": "100000d"})}
+    with Store.open(tmp_path, max_size=1 << 28) as store:
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
+        writer.begin()
+        table_id = writer.publish()
+        for number in range(200):
+            writer.commit((Action.INSERT, line(number)))
+        commits, left = _counted(store, monkeypatch), []
+        pruning = JournalPruning(store, Clients(1), bounds)
+        for _ in range(3):
+            pruning.prune()
+            left.append((store.tables[table_id].entries, len(commits)))
+        assert left == [(130, 1), (60, 2), (1, 3)]
+
+
+def test_a_damaged_journal_does_not_keep_other_tables_from_being_pruned(tmp_path: Path) -> None:
+    bounds = dict.fromkeys(("public.a", "public.b"), BOUNDS[USERS])
+    with Store.open(tmp_path, max_size=1 << 28) as store:
+        writer = Writer(store, WakeUps())  # type: ignore[arg-type]
+        writer.begin()
+        for each in bounds:
+            writer.publish(table=each)
+            for number in range(20):
+                writer.commit((Action.INSERT, line(number)), table=each)
+        whole, damaged = (writer.ids[each] for each in bounds)
+        oldest = store.tables[damaged].oldest_sequence
+        with store.transaction() as transaction:
+            context = transaction._context
+            key = record_key(damaged, oldest + 9)
+            context.transaction.put(key, b"cut", db=context.databases.journal)
+        JournalPruning(store, Clients(1), bounds).prune()
+        assert store.tables[whole].entries == 3
+        # The repair drops the oldest record; the next passes reach the damaged one.
+        assert oldest < store.tables[damaged].oldest_sequence < oldest + 9
+
+
+def _counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One item for each transaction from now on."""
+    begun, begin = list[None](), store.transaction
+    monkeypatch.setattr(store, "transaction", lambda: begun.append(None) or begin())  # type: ignore[func-returns-value]
+    return begun
