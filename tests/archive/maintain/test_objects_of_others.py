@@ -33,33 +33,18 @@ from tests.support.archive.archiving import (
 )
 from tests.support.archive.objects import put
 
-FOREIGN = [
-    f"{PREFIX}{name}"
-    for name in (
-        "photos/holiday.jpg",
-        "epoch=1/photo.jpg",
-        "epoch=1/snapshot-0_1.jsonl.bak",
-        "epoch=1/snapshot-0_1.jsonl/inside",
-        "epoch=1/deeper/snapshot-0_1.jsonl",
-        "epoch=1/snapshot-0_1",
-        "epoch=1/snapshot-0_1.csv",
-        "epoch=1/snapshot-0_1-0_2.jsonl",
-        "epoch=1/snapshot-0_g.jsonl",
-        "epoch=1/snapshot-0_1-copy.jsonl",
-        "epoch=1/diff-0_1.jsonl",
-        "epoch=1/Snapshot-0_1.jsonl",
-        "epoch=x/snapshot-0_1.jsonl",
-        "epoch=/snapshot-0_1.jsonl",
-        "epoch=-1/snapshot-0_1.jsonl",
-        "xepoch=1/snapshot-0_1.jsonl",
-        "epoch=1x/snapshot-0_1.jsonl",
-        "snapshot-0_1.jsonl",
-        "manifest.json.old",
-        "other_table/manifest.json",
-        "other_table/epoch=1/snapshot-0_1.jsonl",
-        "epoch=1/other_table/epoch=1/snapshot-0_1.jsonl",
-    )
-] + ["public.t_eu/epoch=1/snapshot-0_1.jsonl", "epoch=1/snapshot-0_1.jsonl", "top.txt"]
+NAMES = """
+    photos/holiday.jpg epoch=1/photo.jpg epoch=1/snapshot-0_1.jsonl.bak
+    epoch=1/snapshot-0_1.jsonl/inside epoch=1/deeper/snapshot-0_1.jsonl epoch=1/snapshot-0_1
+    epoch=1/snapshot-0_1.csv epoch=1/snapshot-0_1-0_2.jsonl epoch=1/snapshot-0_g.jsonl
+    epoch=1/snapshot-0_1-copy.jsonl epoch=1/diff-0_1.jsonl epoch=1/Snapshot-0_1.jsonl
+    epoch=x/snapshot-0_1.jsonl epoch=/snapshot-0_1.jsonl epoch=-1/snapshot-0_1.jsonl
+    xepoch=1/snapshot-0_1.jsonl epoch=1x/snapshot-0_1.jsonl snapshot-0_1.jsonl
+    manifest.json.old other_table/manifest.json other_table/epoch=1/snapshot-0_1.jsonl
+    epoch=1/other_table/epoch=1/snapshot-0_1.jsonl
+"""
+ABOVE = "public.t_eu/epoch=1/snapshot-0_1.jsonl epoch=1/snapshot-0_1.jsonl top.txt"
+FOREIGN = [*(f"{PREFIX}{name}" for name in NAMES.split()), *ABOVE.split()]
 OURS = [
     f"{PREFIX}{name}"
     for name in (

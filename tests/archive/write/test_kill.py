@@ -41,43 +41,18 @@ def test_between_any_two_steps(tmp_path: Path, every: bool) -> None:
     assert set(passed) >= OF_THE_PROTOCOL | OF_DIRECTORIES
 
 
-OF_THE_PROTOCOL = {
-    "claim.swap",
-    "claim.swapped",
-    "archive.open",
-    "base.written",
-    "base.uploaded",
-    "diff.encoded",
-    "upload.written",
-    "upload.finished",
-    "folders.copied",
-    "folders.prepared",
-    "commit.uploaded",
-    "commit.swap",
-    "commit.swapped",
-    "commit.done",
-    "merge.encoded",
-    "parts.listed",
-    "merge.done",
-    "garbage.opened",
-    "garbage.listed",
-    "garbage.marked",
-    "garbage.deleted",
-    "garbage.dropped",
-}
-OF_DIRECTORIES = {
-    "local.upload.synced",
-    "local.upload.linked",
-    "local.upload.durable",
-    "local.upload.done",
-    "local.link.linked",
-    "local.link.done",
-    "local.swap.locked",
-    "local.swap.written",
-    "local.swap.synced",
-    "local.swap.renamed",
-    "local.swap.done",
-}
+_PROTOCOL = """
+    claim.swap claim.swapped archive.open base.written base.uploaded diff.encoded
+    upload.written upload.finished folders.copied folders.prepared commit.uploaded commit.swap
+    commit.swapped commit.done merge.encoded parts.listed merge.done garbage.opened
+    garbage.listed garbage.marked garbage.deleted garbage.dropped
+"""
+_DIRECTORIES = """
+    local.upload.synced local.upload.linked local.upload.durable local.upload.done
+    local.link.linked local.link.done local.swap.locked local.swap.written local.swap.synced
+    local.swap.renamed local.swap.done
+"""
+OF_THE_PROTOCOL, OF_DIRECTORIES = set(_PROTOCOL.split()), set(_DIRECTORIES.split())
 OF_S3 = {
     "s3.upload.part",
     "s3.upload.completing",

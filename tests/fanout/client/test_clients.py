@@ -473,8 +473,8 @@ async def test_a_server_that_drains_lets_go_and_takes_back(source: Source) -> No
 
 def test_public_names() -> None:
     """Names that applications may import: a removed one breaks them, another one is a promise."""
-    assert set(library.__all__) == PUBLIC
-    for name in PUBLIC:
+    assert sorted(library.__all__) == sorted(PUBLIC.split())
+    for name in library.__all__:
         assert hasattr(library, name)
 
 
@@ -488,56 +488,13 @@ def test_the_twins_have_the_same_documented_names(name: str) -> None:
         assert getattr(client, name).__doc__
 
 
-PUBLIC = {
-    "AsyncFanoutClient",
-    "AsyncRowIterator",
-    "Backoff",
-    "BadEndpoint",
-    "BadField",
-    "BadTableName",
-    "Changes",
-    "ClientError",
-    "ClientStopped",
-    "Crowded",
-    "Endpoint",
-    "Event",
-    "FanoutClient",
-    "Filter",
-    "GaveUp",
-    "GoAway",
-    "Handshake",
-    "Heartbeat",
-    "InvalidRequest",
-    "LocalSnapshotUnusable",
-    "Mode",
-    "NotAReplicationServer",
-    "NotReadyInTime",
-    "NotUnique",
-    "Observer",
-    "PermissionDenied",
-    "ProtocolViolation",
-    "RawJson",
-    "RowChange",
-    "RowIterator",
-    "SchemaChange",
-    "ServerUnavailable",
-    "SnapshotBegin",
-    "SnapshotEnd",
-    "SnapshotRows",
-    "StreamBroken",
-    "StreamError",
-    "Subscription",
-    "SyncOptions",
-    "TableIndex",
-    "TableNotFound",
-    "TableNotReady",
-    "TableStatus",
-    "Tls",
-    "TransactionPart",
-    "Unauthenticated",
-    "equals",
-    "is_in",
-    "open_stream",
-    "prefix",
-    "table_status",
-}
+PUBLIC = """
+    AsyncFanoutClient AsyncRowIterator Backoff BadEndpoint BadField BadTableName Changes
+    ClientError ClientStopped Crowded Endpoint Event FanoutClient Filter GaveUp GoAway
+    Handshake Heartbeat InvalidRequest LocalSnapshotUnusable Mode NotAReplicationServer
+    NotReadyInTime NotUnique Observer PermissionDenied ProtocolViolation RawJson RowChange
+    RowIterator SchemaChange ServerUnavailable SnapshotBegin SnapshotEnd SnapshotRows
+    StreamBroken StreamError Subscription SyncOptions TableIndex TableNotFound TableNotReady
+    TableStatus Tls TransactionPart Unauthenticated equals is_in open_stream prefix
+    table_status
+"""
