@@ -82,11 +82,12 @@ class CatalogKeeper:
         """Enter the cuts that every archive has now; drop those that one will never have."""
         waiting = list(self._cuts)
         self._cuts.clear()
+        tables = {history: self._of(history) for history in {history for history, _ in waiting}}
         for history, position in waiting:
-            known = [writer.is_known_at(history, position) for writer in self._of(history)]
-            if None in known and False not in known:
+            known = _known_at(tables[history], history, position)
+            if known is None:
                 self._cuts.append((history, position))
-            elif known and all(known):
+            elif known:
                 self._enter(history, Position(position))
 
     def _of(self, history: str) -> list[TableWriter]:
@@ -213,6 +214,19 @@ class _Catalog:
         if self._store is None:
             self._store = CatalogStore(self._open(), self._group)
         self._store.enter(entries, boundaries)
+
+
+def _known_at(writers: list[TableWriter], history: str, position: int) -> bool | None:
+    """True if each archive has all changes before it; None: one hasn't yet; False: one never will.
+
+    The table that decides moves to the front: it is likely to decide later positions too.
+    """
+    for number, writer in enumerate(writers):
+        known = writer.is_known_at(history, position)
+        if not known:
+            writers.insert(0, writers.pop(number))
+            return known
+    return bool(writers)
 
 
 def _last_at(writer: TableWriter, position: Position) -> Artifact | None:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,3 +240,15 @@ def test_alone_a_table_needs_no_empty_diffs(tmp_path: Path, served: Served) -> N
         # Between the head and what was seen a row came and went.
         unchanged = manifest_of(writer, "users").unchanged_until or 0
         assert unchanged < integer(writer.manifest()["seen_position"])
+
+
+def test_a_table_that_holds_up_many_cuts_is_asked_first() -> None:
+    asked: list[str] = []
+
+    def writer(name: str, known: bool | None) -> Any:
+        answer = lambda *_: asked.append(name) or known  # type: ignore[func-returns-value]  # noqa: E731
+        return SimpleNamespace(is_known_at=answer)
+
+    writers = [*(writer("known", True) for _ in range(200)), writer("held", None)]
+    assert not any(catalog_keeper._known_at(writers, "", position) for position in range(64))
+    assert len(asked) == 201 + 63

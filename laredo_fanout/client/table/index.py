@@ -49,20 +49,27 @@ class TableIndex:
 class ManyKeys:
     """The keys of many rows with the same values, in parts that grow by themselves."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("count", "parts")
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self.parts: list[dict[bytes, None]] = [{} for _ in range(PARTS)]
+        self.count = 0
         for key in keys:
             self.add(key)
 
     def add(self, key: bytes) -> None:
         """Add a key."""
-        self.parts[hash(key) & 255][key] = None
+        part = self.parts[hash(key) & 255]
+        before = len(part)
+        part[key] = None
+        self.count += len(part) - before
 
     def remove(self, key: bytes) -> None:
         """Remove a key."""
-        self.parts[hash(key) & 255].pop(key, None)
+        part = self.parts[hash(key) & 255]
+        before = len(part)
+        part.pop(key, None)
+        self.count += len(part) - before
 
     def keys(self) -> list[bytes]:
         """All keys."""
@@ -80,7 +87,7 @@ class Index:
         self.fields = tuple(fields)
         self.unique = unique
         self._parts: list[dict[int, Keys]] = [{} for _ in range(PARTS)]
-        self._many: list[ManyKeys] = []
+        self._many: dict[int, ManyKeys] = {}
         self._to_compare: dict[int, None] = {}
 
     def check(self, columns: Iterable[Column]) -> None:
@@ -140,7 +147,7 @@ class Index:
 
     def parts(self) -> list[dict[int, Keys] | dict[bytes, None]]:
         """Its parts, to be freed one by one."""
-        groups = [part for many in self._many for part in many.parts]
+        groups = [part for many in self._many.values() for part in many.parts]
         return [*self._parts, *groups]
 
     def _keys(self, place: int) -> Iterable[bytes]:
@@ -171,8 +178,7 @@ class Index:
         else:
             found[key] = None
             if len(found) > _MANY and self.unique is None:
-                many = part[place] = ManyKeys(found)
-                self._many.append(many)
+                part[place] = self._many[place] = ManyKeys(found)
 
     def _remove(self, key: bytes, place: int) -> bytes:
         """Remove the key; returns it as the rows have it, so that it isn't kept twice."""
@@ -187,6 +193,10 @@ class Index:
             part[place] = left if len(left) > 1 else left[0]
         elif isinstance(found, ManyKeys):
             found.remove(key)
+            if found.count < _MANY // 2:
+                # Emptied parts keep their size.
+                del self._many[place]
+                part[place] = dict.fromkeys(found.keys())
         elif found is not None:
             found.pop(key, None)
             if len(found) == 1:

@@ -52,15 +52,10 @@ _DIRECTORIES = """
     local.link.linked local.link.done local.swap.locked local.swap.written local.swap.synced
     local.swap.renamed local.swap.done
 """
-OF_THE_PROTOCOL, OF_DIRECTORIES = set(_PROTOCOL.split()), set(_DIRECTORIES.split())
-OF_S3 = {
-    "s3.upload.part",
-    "s3.upload.completing",
-    "s3.upload.done",
-    "s3.copy.part",
-    "s3.swap.sent",
-    "s3.swap.done",
-}
+_S3 = """
+    s3.upload.part s3.upload.completing s3.upload.done s3.copy.part s3.swap.sent s3.swap.done
+"""
+OF_THE_PROTOCOL, OF_DIRECTORIES, OF_S3 = (set(n.split()) for n in (_PROTOCOL, _DIRECTORIES, _S3))
 
 
 def trace(directory: Path, places: list[str]) -> list[str]:

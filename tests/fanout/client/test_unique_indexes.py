@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laredo_fanout.client import BadField, NotUnique, TableIndex
+from laredo_fanout.client.table.index import Index
+from laredo_fanout.client.table.rows import PARTS
 from laredo_model.line import Action
 from tests.fanout.client.kept_copy import Server, row
 from tests.fanout.client.real_server import TABLE
@@ -140,3 +142,14 @@ def test_the_client_ends_with_the_error_and_goes_on_when_it_is_cured(server: Ser
         client.await_ready(PATIENCE_S)
         assert client.lookup_index("by_size", 7) == [row("a", "x", "acme", 7)]
         assert client.lookup_index("by_size", 1) == [row("a", "y", "acme", 1)]
+
+
+def test_the_keys_of_a_value_that_many_rows_had_are_freed() -> None:
+    index = Index("by_name", ["name"])
+    rows = {b"%d" % number: {"name": "a"} for number in range(10_000)}
+    for key, values in rows.items():
+        index.change(key, None, values)
+    assert len(index.parts()) > PARTS and len(index.find(["a"], lambda _: ("a",))) == 10_000
+    for key, values in rows.items():
+        index.change(key, values, None)
+    assert len(index.parts()) == PARTS and not any(index.parts())
