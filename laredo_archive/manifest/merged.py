@@ -252,15 +252,20 @@ def with_merged(manifest: Manifest, merged: Artifact) -> Manifest:
     return replace(manifest, artifacts=artifacts)
 
 
-def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | None:
+def without_parts(
+    manifest: Manifest, merged_before: datetime, kept_boundary: Position | None = None
+) -> Manifest | None:
     """The manifest without the parts of diffs merged before then; None if it has no such parts.
 
-    Objects that only these parts name are retired.
+    Objects that only these parts name are retired. The diff that contains ``kept_boundary`` keeps
+    its parts.
     """
     old = [
         artifact
         for artifact in manifest.artifacts
-        if artifact.parts is not None and artifact.created_at < merged_before
+        if artifact.parts is not None
+        and artifact.created_at < merged_before
+        and not _is_inside(kept_boundary, artifact)
     ]
     if not old:
         return None
@@ -270,6 +275,11 @@ def without_parts(manifest: Manifest, merged_before: datetime) -> Manifest | Non
         for artifact in manifest.artifacts
     )
     return rules.with_retired(replace(manifest, artifacts=kept), leaving)
+
+
+def _is_inside(position: Position | None, diff: Artifact) -> bool:
+    start = diff.from_position
+    return position is not None and start is not None and start < position < diff.to_position
 
 
 # Unfolds a manifest: puts the parts of merged diffs in their places, where a reader needs them.

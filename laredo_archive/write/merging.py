@@ -47,6 +47,8 @@ class Merging:
         self._new_names = new_names
         self._encoded = encoded
         self._finish = finish
+        self.kept_boundary: Position | None = None
+        """Position of the base that is being written, whose boundary its commit needs."""
 
     def next_run(self, levels: Sequence[timedelta]) -> DiffRun | None:
         """The diffs to be merged next; None if none are, or a sink wasn't notified of them yet."""
@@ -131,13 +133,16 @@ class Merging:
     def drop_parts(self, keep: timedelta) -> None:
         """Drop the parts of diffs that were merged longer than ``keep`` ago.
 
+        The parts at ``kept_boundary`` stay.
+
         :raises CommitUnavailable: if a destination is unavailable; call it again.
         :raises Fenced: if another writer has taken over.
         """
         with self._commits.turn():
             self._finish()
             for store in self.stores:
-                store.rewrite(partial(_without_old, store, keep), self._claim)
+                change = partial(_without_old, store, keep, self.kept_boundary)
+                store.rewrite(change, self._claim)
 
     def _notified_until(self, manifest: Manifest) -> Position | None:
         """End of the newest diff of which every sink was notified; None if there are no sinks."""
@@ -148,6 +153,10 @@ class Merging:
         return min(ends, default=None)
 
 
-def _without_old(store: ManifestStore, keep: timedelta, manifest: Manifest) -> Manifest | None:
+def _without_old(
+    store: ManifestStore, keep: timedelta, boundary: Position | None, manifest: Manifest
+) -> Manifest | None:
+    if store.date is None:
+        return None
     # By the store's clock: dropped parts don't come back, and the writer's clock may be wrong.
-    return None if store.date is None else merged_.without_parts(manifest, store.date - keep)
+    return merged_.without_parts(manifest, store.date - keep, boundary)

@@ -197,6 +197,7 @@ class TableArchive:
                 key_fields=tuple(key_fields),
                 formats=tuple(dict.fromkeys(formats)),
             )
+            self.merging.kept_boundary = position
             return BaseUpload(plan, self._stores, self._new_names)
 
     def commit_base(self, base: Base, *, continues: bool, reason: str | None = None) -> Artifact:
@@ -239,7 +240,9 @@ class TableArchive:
                     folders=EpochFolders(self._new_names),
                 )
             )
-            return self._finish() or artifact
+            committed = self._finish() or artifact
+            self.merging.kept_boundary = None
+            return committed
 
     def commit_diff(
         self,

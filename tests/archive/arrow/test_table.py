@@ -390,14 +390,7 @@ def test_the_public_names() -> None:
     ]
     public = {
         ArchivedTable: [
-            "at",
-            "boundaries",
-            "changes",
-            "count",
-            "name",
-            "refreshed",
-            "schema",
-            "uri",
+            *("at", "boundaries", "changes", "count", "name", "refreshed", "schema", "uri"),
         ],
         TableAtBoundary: [
             *("batches", "count", "epoch", "history", "position", "schema", "time", "to_arrow"),

@@ -178,6 +178,19 @@ def test_parts_are_dropped_after_a_while() -> None:
         assert rows_at(destination, old[0].to_position) == long.states[old[0].to_position]
 
 
+def test_the_boundary_of_a_base_that_is_being_written_stays() -> None:
+    destinations = memory(2)
+    long = LongArchive.begun(opened(destinations))
+    long.grow(30)
+    base = base_of(long.archive, 60, long.states[60])
+    assert long.compacted() > 0
+    destinations[0].store.world.now += 7200
+    long.grow(20)
+    long.archive.merging.drop_parts(timedelta(seconds=3600))
+    long.archive.commit_base(base, continues=True)
+    assert rows_at(destinations[1], Position(60)) == long.states[60]
+
+
 def test_the_levels_are_lengths_of_time(destination: ScriptedDestination) -> None:
     long = LongArchive.begun(opened([destination]))
     long.grow(40, seconds=30)

@@ -45,18 +45,13 @@ NAMES = """
 """
 ABOVE = "public.t_eu/epoch=1/snapshot-0_1.jsonl epoch=1/snapshot-0_1.jsonl top.txt"
 FOREIGN = [*(f"{PREFIX}{name}" for name in NAMES.split()), *ABOVE.split()]
-OURS = [
-    f"{PREFIX}{name}"
-    for name in (
-        "epoch=1/snapshot-0_1.jsonl",
-        "epoch=1/snapshot-FFFFFFFF_1.pb",
-        "epoch=17/snapshot-0_1.parquet",
-        "epoch=1/diff-0_1-0_2.jsonl",
-        "epoch=1/diff-0_1-0_2-w1-12.pb",
-        "epoch=1/snapshot-0_1-00ff00ff00ff00ff-3.jsonl",
-        "epoch=1/diff-0_30-0_70-b7c696cd8e0afd58-10-43bd489d80319154-2.pb",
-    )
-]
+OWN_NAMES = """
+    epoch=1/snapshot-0_1.jsonl epoch=1/snapshot-FFFFFFFF_1.pb epoch=17/snapshot-0_1.parquet
+    epoch=1/diff-0_1-0_2.jsonl epoch=1/diff-0_1-0_2-w1-12.pb
+    epoch=1/snapshot-0_1-00ff00ff00ff00ff-3.jsonl
+    epoch=1/diff-0_30-0_70-b7c696cd8e0afd58-10-43bd489d80319154-2.pb
+"""
+OURS = [f"{PREFIX}{name}" for name in OWN_NAMES.split()]
 
 
 def keys(destination: Destination) -> set[str]:
