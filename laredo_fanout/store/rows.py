@@ -138,6 +138,9 @@ class Rows:
             for key, line in there:
                 if self._marks.set_key(environment.mark_key(environment.PARTIAL_MARK, key)):
                     self._complete(key, line)
+                    # Otherwise each barrier would visit it.
+                    self._reserve(1, 0)
+                    self._marks.delete()
         return len(rows) - len(there)
 
     def _add(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

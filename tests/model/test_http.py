@@ -84,14 +84,8 @@ def serving(**said: Any) -> Iterator[Served]:
 
 
 OURS = (
-    "127.0.0.1",
-    "10.1.2.3:8081",
-    "[::1]:8081",
-    "localhost:8081",
-    "LocalHost.",
-    "fanout:8081",
-    "fanout.data.svc.cluster.local",
-    "our.host",
+    *("127.0.0.1", "10.1.2.3:8081", "[::1]:8081", "localhost:8081", "LocalHost."),
+    *("fanout:8081", "fanout.data.svc.cluster.local", "our.host"),
 )
 POINTED_AT_US = (
     "evil.example",

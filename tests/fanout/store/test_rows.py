@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laredo_fanout.store import rows
+from laredo_fanout.store import environment, rows
 from laredo_fanout.store.errors import ChunkStale, RowIncomplete, TableClosed
 from laredo_fanout.store.rows import TableChanges
 from laredo_fanout.store.table import Status
@@ -71,6 +71,12 @@ def test_a_table_with_rows_missing_columns_is_not_published(store: Store, copyin
         apply(transaction, copying, (10, [(UPDATE, "a", partial("a", 1))]))
         with pytest.raises(RowIncomplete, match=r"public\.users.*b'a'"):
             transaction.publish(copying, 20, 0)
+        filled = transaction._spaces.rows_of(transaction.tables[copying])
+        assert filled.has_marks(environment.PARTIAL_MARK)
+        transaction.fill(copying, [b"a"], [row("a", 0)])
+        # A mark that stays is visited at each barrier.
+        assert not filled.has_marks(environment.PARTIAL_MARK)
+    assert publish(store, copying) == {b"a": row("a", 1)}
 
 
 def test_a_live_row_moves_with_its_columns_across_pieces(store: Store) -> None:
