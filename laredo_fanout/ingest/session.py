@@ -23,11 +23,11 @@ from laredo_fanout.ingest.session_tables import Mailbox, SessionTables
 from laredo_fanout.ingest.startup import Preparation
 from laredo_fanout.pg_catalog import requirements
 from laredo_fanout.pg_catalog.side_connection import (
-    LOCK_TIMEOUT,
     CheckSoonRequest,
     Report,
     SideConnection,
 )
+from laredo_fanout.pg_catalog.snapshot import LOCK_TIMEOUT
 from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.postgres.connections import DecodingFailed, StreamFault
 from laredo_fanout.postgres.replication_stream import ReplicationStream

@@ -22,7 +22,7 @@ from laredo_fanout.pg_catalog import key_ranges, requirements, shape, table_defi
 from laredo_fanout.pg_catalog import snapshot as snapshot_
 from laredo_fanout.pg_catalog.partitions import EmptyAttachments
 from laredo_fanout.pg_catalog.silent_ddl import Holder, holders, still_holding
-from laredo_fanout.pg_catalog.snapshot import CatalogSnapshot
+from laredo_fanout.pg_catalog.snapshot import LOCK_TIMEOUT, CatalogSnapshot
 from laredo_fanout.postgres import connections, pgoutput
 from laredo_fanout.postgres.connections import SourceError
 from laredo_service.retry import Backoff
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from laredo_fanout.postgres.connections import Connection
     from laredo_fanout.source_options import SourceOptions, SourceTableOptions
 
-LOCK_TIMEOUT = "SET lock_timeout = '2s'"
 _HOLDERS_EVERY = 0.2
 _HOLDERS_AT_MOST = 2.0
 _RETRY = Backoff(initial=0.2, maximum=15.0)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import psycopg
 
 from laredo_fanout.errors import IdentityMissing, SourceUnfit, TableNotPublished, TableRefused
 from laredo_fanout.pg_catalog import publication, requirements, silent_ddl, table_definitions
@@ -63,29 +65,54 @@ def take(
     # Before the tables are read, which the proof in silent_ddl.py requires.
     locks = silent_ddl.read(connection, options.publication)
     found = table_definitions.read_tables(connection, tables, options.publication)
-    added = False
-    for wanted in tables:
-        table = found.get(wanted.qualified)
-        problem = requirements.table_problem(wanted, table, connection.info.user)
-        problem = problem or problems.get(wanted.qualified)
-        if table is not None:
-            try:
-                if problem is None and table.published is None:
-                    _publish(
-                        connection, options, (wanted.append_only and appends) or published, table
-                    )
-                    added = True
-                elif problem is not None and _harms(problem, table):
-                    publication.remove(connection, options.publication, table)
-            except TableRefused as refused:
-                problem = refused
-        if problem is not None:
-            problems[wanted.qualified] = problem
+    added, waits = False, LockWait(connection)
+    with waits:
+        for wanted in tables:
+            table = found.get(wanted.qualified)
+            problem = requirements.table_problem(wanted, table, connection.info.user)
+            problem = problem or problems.get(wanted.qualified)
+            if table is not None:
+                try:
+                    if problem is None and table.published is None:
+                        chosen = (wanted.append_only and appends) or published
+                        _publish(connection, options, chosen, table)
+                        added = True
+                    elif problem is not None and _harms(problem, table):
+                        publication.remove(connection, options.publication, table)
+                except TableRefused as refused:
+                    problem = refused
+                    waits.note(refused)
+            if problem is not None:
+                problems[wanted.qualified] = problem
     if added:
         found = table_definitions.read_tables(connection, tables, options.publication)
         problems |= _still_absent(found, tables, problems)
     found = with_attachments(connection, found, attachments)
     return CatalogSnapshot(number, found, problems, state, published.identity, ddl_locks=locks)
+
+
+LOCK_TIMEOUT = "SET lock_timeout = '2s'"
+
+
+class LockWait:
+    """The wait for locks of one catalog check: for one table that is locked, not for each."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_over = False
+
+    def note(self, refused: TableRefused) -> None:
+        """Don't wait for the tables after one that stayed locked; the next check tries again."""
+        if not self._is_over and isinstance(refused.__cause__, psycopg.errors.LockNotAvailable):
+            self._connection.execute("SET lock_timeout = '1ms'")
+            self._is_over = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_over and not self._connection.closed:
+            self._connection.execute(LOCK_TIMEOUT)
 
 
 def _publish(

@@ -88,16 +88,8 @@ OURS = (
     *("fanout:8081", "fanout.data.svc.cluster.local", "our.host"),
 )
 POINTED_AT_US = (
-    "evil.example",
-    "127.0.0.1.evil.example",
-    "localhost.evil.example:80",
-    "[evil]",
-    "evil",
-    ".",
-    "svc.cluster.local.evil",
-    "xsvc.cluster.local",
-    "127.0.0.1@evil",
-    "",
+    *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[evil]", "evil", "."),
+    *("svc.cluster.local.evil", "xsvc.cluster.local", "127.0.0.1@evil", ""),
 )
 OF_ANOTHER_SITE = (
     {"Origin": "https://evil.example"},

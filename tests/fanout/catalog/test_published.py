@@ -1,10 +1,13 @@
 """Published columns and rows, read without a lock: equal to PostgreSQL's own view."""
 
-from collections.abc import Callable
+from typing import Any
 
-from laredo_fanout.pg_catalog import table_definitions
+import pytest
+
+from laredo_fanout.pg_catalog import publication, snapshot, table_definitions
+from laredo_fanout.postgres.connections import Connection
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
-from tests.support.ingest import RunningIngest
+from tests.support.ingest import Start
 from tests.support.postgres import Database
 
 TABLES = """
@@ -60,9 +63,7 @@ def test_equals_the_view(database: Database) -> None:
             }, kind
 
 
-def test_a_table_that_is_being_altered_holds_up_no_other(
-    database: Database, live: Callable[..., RunningIngest]
-) -> None:
+def test_a_table_that_is_being_altered_holds_up_no_other(database: Database, live: Start) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE other (id int PRIMARY KEY)")
     ingest = live("public.t", "public.other", heartbeat_interval=0.1)
     before = ingest.record("public.other")
@@ -75,3 +76,24 @@ def test_a_table_that_is_being_altered_holds_up_no_other(
     ingest.wait_until(lambda: len(ingest.record("public.t").columns) == 2, "t is copied again")
     ingest.wait_live()
     ingest.assert_equal()
+
+
+def test_a_check_waits_for_one_locked_table(
+    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in "tabc"))
+    ingest, add, waits = live("public.t"), publication.add, list[str]()
+
+    def noted(connection: Connection, *rest: Any) -> None:
+        waits.extend(connection.execute("SHOW lock_timeout").fetchone() or ())
+        add(connection, *rest)
+
+    monkeypatch.setattr(publication, "add", noted)
+    with database.connect() as locking, database.connect() as side:
+        locking.execute("BEGIN; LOCK TABLE a, b")
+        side.execute(snapshot.LOCK_TIMEOUT)
+        tables = [SourceTableOptions("public", name) for name in "tabc"]
+        found = snapshot.take(side, ingest.options, tables, 1)
+        assert set(found.problems) == {"public.a", "public.b"}
+        assert waits == ["2s", "1ms", "1ms"]
+        assert side.execute("SHOW lock_timeout").fetchone() == ("2s",)

@@ -24,14 +24,7 @@ _FLOATS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
     st.sampled_from(
         [
-            "NaN",
-            "Infinity",
-            "-Infinity",
-            "-0",
-            "1e15",
-            "1e14",
-            "1e-5",
-            "0.0001",
+            *("NaN", "Infinity", "-Infinity", "-0", "1e15", "1e14", "1e-5", "0.0001"),
             "123456789012345680",
         ]
     ),
