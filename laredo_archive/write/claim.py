@@ -1,6 +1,6 @@
 """The claim of the newest writer, and destinations brought to one state (commit protocol, 1, 2)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -365,6 +365,10 @@ class _Reconciliation:
         """Keys of the copied objects, by their key in the destination ahead."""
         self._lost: dict[str, str] = {}
         """Keys of the lost objects, by their key in the destination ahead."""
+        self._named: dict[str, str] = {}
+        """Keys in the destination ahead, by those in both of these."""
+        self._known: set[str] = set()
+        """Keys that the manifest of the destination mentions."""
 
     def run(self, claim: Claim) -> None:
         ahead = self._ahead.destination.uri
@@ -381,6 +385,7 @@ class _Reconciliation:
 
     def _reconciled(self, own: Manifest) -> Manifest | None:
         target = _list_of(self._ahead)
+        self._known = own.known_keys()
         unused = by_content(own)
         artifacts = tuple(self._own_form(artifact, unused, own) for artifact in target.artifacts)
         if artifacts == own.artifacts:
@@ -427,7 +432,8 @@ class _Reconciliation:
             else:
                 name = self._name_for(artifact, format_id, entry)
                 bring = self._name_lost if entry.lost else self._copy
-                key = bring(entry, name, own)
+                key = bring(entry, name)
+                self._named[key] = entry.key
                 formats[format_id] = replace(
                     entry, key=key, uri=self._behind.destination.uri_of(key)
                 )
@@ -454,17 +460,16 @@ class _Reconciliation:
             return entry.key
         return object_keys.artifact_key(prefix, artifact, format_id)
 
-    def _copy(self, entry: FormatEntry, wanted: str, own: Manifest) -> str:
+    def _copy(self, entry: FormatEntry, wanted: str) -> str:
         destination = self._behind.destination
-        avoid = own.known_keys()
+        taken = _TakenNames(self._known, self._named, entry.key)
         copied = self._copied.get(entry.key)
         if copied is not None:
-            if copied not in avoid and is_there(destination, copied, entry.size_bytes):
+            if copied not in self._known and is_there(destination, copied, entry.size_bytes):
                 return copied
-            avoid.add(wanted)
-        others = self._taken_by_others(entry)
+            taken.also = wanted
         content = stored(self._ahead.destination, entry.key, entry.size_bytes, entry.sha256)
-        if wanted not in avoid | others and holds(destination, wanted, content):
+        if wanted not in taken and holds(destination, wanted, content):
             # An interrupted reconcile has copied it; for large archives that must count.
             self._copied[entry.key] = wanted
             return wanted
@@ -472,23 +477,34 @@ class _Reconciliation:
             destination,
             wanted,
             content,
-            avoid=avoid | others,
+            avoid=taken,
             new_names=self._new_names,
             environment=self._behind.environment,
         )
         reach("reconcile.copied")
         return self._copied[entry.key]
 
-    def _name_lost(self, entry: FormatEntry, wanted: str, own: Manifest) -> str:
+    def _name_lost(self, entry: FormatEntry, wanted: str) -> str:
         """Key for an object that nobody has whole: its entry is carried over, still marked."""
-        avoid = own.known_keys() | self._taken_by_others(entry)
+        taken = _TakenNames(self._known, self._named, entry.key)
         name = self._lost.get(entry.key, wanted)
-        self._lost[entry.key] = self._new_names.instead_of(wanted) if name in avoid else name
+        self._lost[entry.key] = self._new_names.instead_of(wanted) if name in taken else name
         return self._lost[entry.key]
 
-    def _taken_by_others(self, entry: FormatEntry) -> set[str]:
-        named = self._copied | self._lost
-        return {key for key_ahead, key in named.items() if key_ahead != entry.key}
+
+@dataclass
+class _TakenNames(Container[str]):
+    """Names that the object with the key ``ahead`` can't have in the destination behind."""
+
+    known: Container[str]
+    named: Mapping[str, str]
+    ahead: str
+    also: str | None = None
+
+    def __contains__(self, name: object) -> bool:
+        if name in self.known or name == self.also:
+            return True
+        return isinstance(name, str) and self.named.get(name, self.ahead) != self.ahead
 
 
 def own_parts(own: Manifest, merged: Artifact) -> Parts | None:

@@ -1,7 +1,7 @@
 """Uploads of objects that a manifest will name; none is ever replaced (commit protocol, 3)."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +81,7 @@ def store_object(
     key: str,
     content: Content,
     *,
-    avoid: Collection[str],
+    avoid: Container[str],
     new_names: NewNames,
     environment: Environment,
 ) -> str:
@@ -105,7 +105,7 @@ def copy_object(
     key: str,
     content: Content,
     *,
-    avoid: Collection[str],
+    avoid: Container[str],
     new_names: NewNames,
     environment: Environment,
 ) -> str:
@@ -139,7 +139,7 @@ def _under_free_name(
     key: str,
     put: Callable[[str], bool],
     *,
-    avoid: Collection[str],
+    avoid: Container[str],
     new_names: NewNames,
     environment: Environment,
 ) -> str:
