@@ -81,8 +81,6 @@ class RelayOptions:
     def endpoint(self) -> Endpoint:
         """Address of the upstream, with the token as it is now.
 
-        TLS files are read, and refused with a BadEndpoint, where a channel is made.
-
         :raises UpstreamUnavailable: if the token's file can't be used.
         """
         token = self.token
@@ -198,7 +196,7 @@ async def ask(options: RelayOptions, table: str, server_id: str) -> Path:
     begun = time.monotonic()
     try:
         answer = await replication_status(options.endpoint(), request, _ANSWER_S)
-    except (StreamError, BadEndpoint) as refused:
+    except StreamError as refused:
         raise UpstreamUnavailable(with_cure(str(refused), options)) from refused
     if not answer.path:
         raise UpstreamTooOld(options.server)

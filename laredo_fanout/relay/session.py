@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from laredo_fanout.batch.write_batch import OnCommit, WriteBatch
-from laredo_fanout.client.errors import BadEndpoint, StreamBroken, StreamError
+from laredo_fanout.client.errors import StreamBroken, StreamError
 from laredo_fanout.client.events import GoAway, Handshake
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay import path, received_table
@@ -90,7 +90,7 @@ class TableStream:
                             failures = 0
             except StartOver:
                 self.writer.forgets = True
-            except (StreamError, BadEndpoint, UpstreamUnavailable) as error:
+            except (StreamError, UpstreamUnavailable) as error:
                 failures += 1
                 delay = _RETRY.delay(failures)
                 self._disconnected(error, delay, failures)
