@@ -300,7 +300,6 @@ class ManifestStore:
             self._version = self.destination.swap(self.key, changed.to_bytes(), etag)
         self.manifest = changed
         self._known = True
-        self._outage.end()
         self.counts.availabilities.worked(self.destination.location)
         return changed
 
