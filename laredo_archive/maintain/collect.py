@@ -195,6 +195,8 @@ class _CollectorRun:
         """Sizes of all objects that were listed."""
         self._unnamed: list[ObjectInfo] = []
         """The listed objects among which orphans are sought."""
+        self._asked: set[str] = set()
+        """Objects whose deletion was asked for, with or without an answer."""
         self._opened: dict[str, list[str]] = {}
         """Objects that only an expired file of parts names, by the file's key."""
         self.on_deleted: Callable[[str], None] | None = None
@@ -232,7 +234,9 @@ class _CollectorRun:
         entered -= {key for named in self._opened.values() for key in named}
         self._result.orphans += [found for found in self._unnamed if found.key in entered]
         self._result.waiting = len(marked.retired)
-        self._delete([entry.key for entry in marked.retired if entry.deleting == self._token])
+        announced = [entry.key for entry in marked.retired if entry.deleting == self._token]
+        self._delete([key for key in announced if key not in self._asked])
+        self._asked.update(announced)
         return bool(self._opened)
 
     def _list(self) -> list[ObjectInfo]:

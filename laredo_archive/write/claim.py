@@ -4,7 +4,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 
 from laredo_archive.errors import (
     CommitConflict,
@@ -35,6 +35,7 @@ from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
+from laredo_model.position import Position
 from laredo_service.log import Log
 
 # Foreign objects: those at a location before its first claim, others' or a lost archive's.
@@ -312,23 +313,40 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     ahead = merged_.unfolded(ahead, merged_.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
     # An archive without histories fits any; the ends of its artifacts must agree then.
-    boundaries = [b for b in _boundaries(ahead) if not rules.differ(b.history, last.history)]
+    boundaries, own = (
+        [known for known in _boundaries(one) if not rules.differ(known.history, last.history)]
+        for one in (ahead, other)
+    )
     if not boundaries:
         return f"their histories differ ({heads})"
-    at_head = [known for known in boundaries if _position(known) == last.to_position]
-    if not at_head:
-        if last.to_position < min(map(_position, boundaries)):
-            return None
+    known_ends = {_position(known) for known in boundaries}
+    if last.to_position < min(known_ends):
+        return None
+    position: Position | None = last.to_position
+    if last.to_position not in known_ends:
+        # A merged diff whose parts were dropped leads past it; both still have where that begins.
+        position = _start_of_diff_over(boundaries, last.to_position)
+    at = [[known for known in ends if _position(known) == position] for ends in (boundaries, own)]
+    pairs = list(product(*at))
+    if not pairs:
         return f"the head of one isn't the end of an artifact of the other ({heads})"
-    for known in at_head:
-        if rules.differ(known.rows, last.rows) or rules.differ(
-            known.state_checksum, last.state_checksum
+    for known, one in pairs:
+        if rules.differ(known.rows, one.rows) or rules.differ(
+            known.state_checksum, one.state_checksum
         ):
             return (
-                f"at {positions.text(last.to_position)} one has {known.rows} rows, checksum"
-                f" {known.state_checksum}, the other {last.rows}, {last.state_checksum}"
+                f"at {positions.text(_position(known))} one has {known.rows} rows, checksum"
+                f" {known.state_checksum}, the other {one.rows}, {one.state_checksum}"
                 f" ({heads})"
             )
+    return None
+
+
+def _start_of_diff_over(boundaries: Iterable[Boundary], position: Position) -> Position | None:
+    for known in boundaries:
+        start = known.from_position if isinstance(known, Artifact) else None
+        if start is not None and start < position < _position(known):
+            return start
     return None
 
 
@@ -339,7 +357,7 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundary]:
         yield artifact
 
 
-def _position(boundary: Boundary) -> int:
+def _position(boundary: Boundary) -> Position:
     return boundary.position if isinstance(boundary, Follows) else boundary.to_position
 
 

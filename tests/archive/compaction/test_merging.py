@@ -160,7 +160,9 @@ def test_a_period_is_merged_once_however_slowly_a_sink_is_notified(
 def test_parts_are_dropped_after_a_while() -> None:
     destinations = memory(2)
     long = LongArchive.begun(opened(destinations))
-    long.grow(40)
+    long.grow(22)
+    early = dict(destinations[1].store.objects)
+    long.grow(18)
     long.compacted()
     before = destinations[0].manifest
     world = destinations[0].store.world
@@ -176,6 +178,9 @@ def test_parts_are_dropped_after_a_while() -> None:
         assert gone
         assert gone <= manifest.retired_keys()
         assert rows_at(destination, old[0].to_position) == long.states[old[0].to_position]
+    destinations[1].store.objects = early
+    opened(destinations, "w2")
+    assert rows_at(destinations[1], long.head) == long.states[long.head]
 
 
 def test_the_boundary_of_a_base_that_is_being_written_stays() -> None:
