@@ -11,6 +11,7 @@ SourceError                (postgres/connections.py, which has those of connecti
     ├── TableUnfit         not a plain table, unlogged, partitioned, ...
     ├── IdentityMissing    no usable replica identity; names the statement that cures it
     ├── TableNotPublished  not in the publication, and the role may not add it
+    ├── TableLocked        another session's lock hides a part of its definition
     ├── SelectDenied       the role may not read it
     ├── CopyFailed         reading its rows failed
     └── RecopyRefused      it can't be copied again at the moment
@@ -67,6 +68,10 @@ class IdentityMissing(TableRefused):
 
 class TableNotPublished(TableRefused):
     """The table isn't (fully) in the publication, which the server may not change."""
+
+
+class TableLocked(TableRefused):
+    """Another session's lock hides a part of the table's definition; its incarnation goes on."""
 
 
 class SelectDenied(TableRefused):

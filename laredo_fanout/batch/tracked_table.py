@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from laredo_fanout.decode import row_decoder
@@ -68,10 +68,9 @@ class TrackedTable:
 
     def resume(self, record: TableRecord, snapshot: CatalogSnapshot) -> None:
         """Take up the store's incarnation; ``closing`` is set if it can't go on."""
-        source = snapshot.tables.get(record.qualified)
+        source = self.source = snapshot.tables.get(record.qualified)
         kept = shape_.from_json(record.copy)
         self.table_id = record.id
-        self.source = source
         if kept is None:
             self.closing = "the store has no definition of it"
             return
@@ -80,7 +79,12 @@ class TrackedTable:
             self.transaction_filter = TransactionFilter(live=record.live)
         if source is None:
             self.closing = "it doesn't exist any more"
-        elif (now := shape_.of_table(source)) != self.shape:
+            return
+        if source.published is not None and source.published.filter_locked:
+            # A check after the lock compares the filter; until then nothing is verified.
+            known = source.published._replace(row_filter=self.shape.row_filter)
+            source = self.source = replace(source, published=known)
+        if (now := shape_.of_table(source)) != self.shape:
             self.closing = self.shape.difference(now)
         elif self.transaction_filter is not None and not record.live and "splits" in record.copy:
             self.closing = "its copy was interrupted, and with it its snapshot"

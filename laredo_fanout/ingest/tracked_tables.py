@@ -21,7 +21,7 @@ from laredo_fanout.copy.recopy import Recopies
 from laredo_fanout.copy.table_copy import RECOPY_OF, TableCopy
 from laredo_fanout.decode.row_scan import IGNORED, Route
 from laredo_fanout.decode.stream_decoder import ResyncRequired
-from laredo_fanout.errors import RecopyRefused, SelectDenied, TableRefused
+from laredo_fanout.errors import RecopyRefused, SelectDenied, TableLocked, TableRefused
 from laredo_fanout.ingest.partition_repair import PartitionRepair, PartitionVerdict
 from laredo_fanout.pg_catalog import shape
 from laredo_fanout.pg_catalog.requirements import TransactionFilter
@@ -127,7 +127,7 @@ class Incarnations:
         copies: TableCopies,
     ) -> None:
         """Fail the incarnation of a table that can't be replicated."""
-        if tracked.table_id is None:
+        if tracked.table_id is None or isinstance(problem, TableLocked):
             return
         record = transaction.tables[tracked.table_id]
         if isinstance(problem, SelectDenied) and record.status is Status.LIVE:

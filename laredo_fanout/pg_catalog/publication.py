@@ -8,6 +8,7 @@ fail. https://www.postgresql.org/docs/current/logical-replication-publication.ht
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import psycopg
@@ -43,7 +44,7 @@ FROM pg_publication WHERE pubname = %s
 # Not the view pg_publication_tables: it locks every table of the publication, so a table that is
 # being altered would block the check of all others.
 _PUBLISHED = """
-SELECT c.oid::int8, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, {by_schema}
+SELECT c.oid::int8, {columns}, {filtered}, coalesce(r.oid, 0)::int8, {by_schema}
 FROM pg_publication b
 JOIN pg_class c ON c.oid = ANY(%s)
 LEFT JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = c.oid
@@ -57,6 +58,13 @@ WHERE b.pubname = %s AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND 
     THEN NOT b.pubviaroot
     ELSE (c.relkind = 'r' OR b.pubviaroot)
         AND (b.puballtables OR s.in_schema OR r.oid IS NOT NULL) END)
+"""
+
+# pg_get_expr locks the table.
+_ROW_FILTERS = """
+SELECT r.prrelid::int8, pg_get_expr(r.prqual, r.prrelid)
+FROM pg_publication_rel r JOIN pg_publication b ON b.oid = r.prpubid
+WHERE b.pubname = %s AND r.prrelid = ANY(%s)
 """
 
 # OWNER TO writes the publication's row and the owner's in pg_shdepend (none for a built-in role)
@@ -146,6 +154,8 @@ class Published(NamedTuple):
     """Differs if the table was dropped from the publication and added again."""
     by_schema: str
     """Differs if the table left the schema, or the schema the publication, and came back."""
+    filter_locked: bool = False
+    """True if ``row_filter`` is unknown, because another session locks the table."""
 
 
 class Membership(NamedTuple):
@@ -178,10 +188,40 @@ def _read_published(
 ) -> dict[int, Published]:
     statement = _published_sql(connection.info.server_version)
     rows = connection.execute(statement.encode(), (oids, publication)).fetchall()
+    filtered = [oid for oid, _, filtered, *_ in rows if filtered]
+    filters = _read_row_filters(connection, publication, filtered)
     return {
-        oid: Published(None if columns is None else tuple(columns), *rest)
-        for oid, columns, *rest in rows
+        oid: Published(
+            None if columns is None else tuple(columns),
+            filters.get(oid),
+            membership,
+            by_schema,
+            filter_locked=filtered and oid not in filters,
+        )
+        for oid, columns, filtered, membership, by_schema in rows
     }
+
+
+def _read_row_filters(
+    connection: Connection, publication: str, oids: Sequence[int]
+) -> dict[int, str]:
+    """The row filters by oid, without those of tables that another session locks."""
+
+    def read(chosen: Sequence[int]) -> dict[int, str]:
+        with connection.transaction():
+            return dict(connection.execute(_ROW_FILTERS, (publication, chosen)).fetchall())
+
+    if not oids:
+        return {}
+    try:
+        return read(oids)
+    except psycopg.errors.LockNotAvailable:
+        connection.execute("SET LOCAL lock_timeout = '1ms'")  # one wait is enough
+    filters: dict[int, str] = {}
+    for oid in oids:
+        with suppress(psycopg.errors.LockNotAvailable):
+            filters |= read([oid])
+    return filters
 
 
 def _published_sql(version: int) -> str:
@@ -190,16 +230,15 @@ def _published_sql(version: int) -> str:
     if version < 150000:
         return _PUBLISHED.format(
             columns="NULL",
-            row_filter="NULL",
+            filtered="false",
             in_schema="false",
             ancestor_in_schema="false",
             by_schema="''",
         )
     generated = "OR (a.attgenerated = 's' AND b.pubgencols = 's')" if version >= 180000 else ""
-    filtered = "CASE WHEN NOT (b.puballtables OR s.in_schema) THEN pg_get_expr(prqual, prrelid) END"
     return _PUBLISHED.format(
         columns=_COLUMNS_PUBLISHED.format(or_generated=generated),
-        row_filter=filtered,
+        filtered="r.prqual IS NOT NULL AND NOT (b.puballtables OR s.in_schema)",
         by_schema=_BY_SCHEMA,
         in_schema=_SCHEMA_PUBLISHED.format("c"),
         ancestor_in_schema=_SCHEMA_PUBLISHED.format("a"),

@@ -9,6 +9,7 @@ from laredo_fanout.errors import (
     IdentityMissing,
     SelectDenied,
     SourceUnfit,
+    TableLocked,
     TableMissing,
     TableRefused,
     TableUnfit,
@@ -112,7 +113,12 @@ def table_problem(
             f"create it, or {_leave_out(wanted)} (names are case-sensitive)",
         )
     identity = _changes_published if wanted.append_only else _identity_missing
-    return _unfit(table, wanted) or identity(table, name) or _select_denied(table, name, role)
+    return (
+        _unfit(table, wanted)
+        or identity(table, name)
+        or _locked(table, name)
+        or _select_denied(table, name, role)
+    )
 
 
 def _leave_out(wanted: SourceTableOptions) -> str:
@@ -174,6 +180,16 @@ def _changes_published(table: SourceTable, name: str) -> TableRefused | None:
         "it is append_only, but its updates and deletes are published",
         "drop it from publication.name's publication (ALTER PUBLICATION ... DROP TABLE), which"
         " must not be FOR ALL TABLES",
+    )
+
+
+def _locked(table: SourceTable, name: str) -> TableRefused | None:
+    if table.published is None or not table.published.filter_locked:
+        return None
+    return TableLocked(
+        name,
+        "its row filter can't be read, because another session locks the table",
+        "the next catalog check tries again",
     )
 
 

@@ -378,6 +378,9 @@ class SideConnection:
         table = snapshot_.with_attachments(connection, found, self._attachments).get(
             request.options.qualified
         )
+        if table is not None and table.published is not None and table.published.filter_locked:
+            self._schedule(1, partial(self._barrier, request))
+            return
         if table is None or shape.of_table(table) != request.shape:
             changed: str | None = "its shape"
         elif request.is_recopy:
