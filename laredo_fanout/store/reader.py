@@ -414,8 +414,7 @@ class StoreReader:
         """
         with self._begun() as transaction:
             position = self._position(transaction)
-            records = self._records(transaction)
-        found = current([each for each in records if each.qualified == name])
+            found = current(self._records(transaction, name))
         if found is None:
             raise TableUnknown(name)
         return view_of(found, *position)
@@ -619,7 +618,8 @@ class StoreReader:
             raise TableUnknown(table_id)
         return self._parsed(number, bytes(definition), bytes(figures))
 
-    def _records(self, transaction: Any) -> list[TableRecord]:
+    def _records(self, transaction: Any, name: str | None = None) -> list[TableRecord]:
+        """The records of all tables, or of those with this name: no record changes its name."""
         cursor = transaction.cursor(db=self._databases.meta)
         found = cursor.set_range(environment.DEFINITION)
         numbers = []
@@ -629,7 +629,16 @@ class StoreReader:
         cursor.close()
         for gone in self._definitions.keys() - numbers:
             self._definitions.pop(gone, None)  # another thread may have done it
-        return [self._record(transaction, int.from_bytes(number, "big")) for number in numbers]
+        records = [
+            self._record(transaction, int.from_bytes(number, "big"))
+            for number in numbers
+            if name is None or self._may_be(number, name)
+        ]
+        return [each for each in records if name in (None, each.qualified)]
+
+    def _may_be(self, number: bytes, name: str) -> bool:
+        known = self._definitions.get(number)
+        return known is None or known[2].qualified == name
 
     def _parsed(self, number: bytes, definition: bytes, figures: bytes) -> TableRecord:
         """Parse a record, or return the cached one: records are read often and seldom change."""

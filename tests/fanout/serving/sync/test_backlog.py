@@ -89,6 +89,8 @@ async def test_all_tails_are_refreshed_by_one_walk(
     tails.refresh()
     assert all(tail.view is not None and tail.view.name == tail.name for tail in tails)
     assert len(read) == 51
+    assert [reader.table(name).name for name in names] == names
+    assert len(read) == 101
 
 
 def test_what_comes_later_is_added_to_what_was_counted(store: Store, table: int) -> None:
