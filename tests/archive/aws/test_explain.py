@@ -40,6 +40,8 @@ CALLS: dict[str, tuple[Any, str, dict[str, Any]]] = {
         {"StreamName": "users", "Data": b"{}", "PartitionKey": "public.users"},
     ),
 }
+LONG = "Message must be shorter than 1048576 bytes."
+SCOPE = "Credential should be scoped to a valid region."
 USER = "User: arn:aws:iam::123456789012:user/laredo is not authorized to perform: "
 MALFORMED = "The authorization header is malformed; "
 ELSEWHERE = {"x-amz-bucket-region": "eu-west-1"}
@@ -111,27 +113,13 @@ ROWS: list[Row] = [
     ("Publish", 403, "InvalidClientTokenId", "", Cause.NO_CREDENTIALS, "known in that region"),
     ("SendMessage", 400, "com.amazonaws.sqs#QueueDoesNotExist", "", Cause.GONE, "queue_url"),
     ("SendMessage", 400, "AWS.SimpleQueueService.NonExistentQueue", "", Cause.GONE, "queue_url"),
-    (
-        "SendMessage",
-        400,
-        "InvalidParameterValueException",
-        "Message must be shorter than 1048576 bytes.",
-        Cause.TOO_LARGE,
-        "raise the limit",
-    ),
+    ("SendMessage", 400, "InvalidParameterValueException", LONG, Cause.TOO_LARGE, "the limit"),
     ("SendMessage", 403, "com.amazonaws.sqs#RequestThrottled", "", Cause.THROTTLED, "quota"),
     ("SendMessage", 400, "com.amazonaws.sqs#KmsThrottled", "", Cause.THROTTLED, "quota"),
     ("SendMessage", 403, "AccessDeniedException", "", Cause.DENIED, "allow sqs:SendMessage on it"),
     ("PutRecord", 400, "ResourceNotFoundException", "", Cause.GONE, "correct stream"),
     ("PutRecord", 400, "ProvisionedThroughputExceededException", "", Cause.THROTTLED, "quota"),
-    (
-        "PutRecord",
-        400,
-        "InvalidSignatureException",
-        "Credential should be scoped to a valid region.",
-        Cause.WRONG_REGION,
-        "set region",
-    ),
+    ("PutRecord", 400, "InvalidSignatureException", SCOPE, Cause.WRONG_REGION, "set region"),
     ("PutRecord", 400, "ValidationException", "must have length less than or", Cause.TOO_LARGE, ""),
     ("PutRecord", 400, "KMSAccessDeniedException", "", Cause.KMS, "kms:GenerateDataKey"),
     ("PutRecord", 400, "UnrecognizedClientException", "", Cause.NO_CREDENTIALS, "that region"),
