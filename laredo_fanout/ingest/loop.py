@@ -353,7 +353,7 @@ class IngestLoop:
         decoder.reply_wanted = False
 
     def _keep_alive(self) -> None:
-        """Confirm now and then within a long step, so that PostgreSQL keeps the connection.
+        """Confirm and read now and then within a long step: PostgreSQL keeps the connection.
 
         Long steps are a giant transaction's pieces, and a re-copy's comparison.
 
@@ -363,4 +363,5 @@ class IngestLoop:
             raise StopRequested
         if time.monotonic() - self._confirmed_at >= _STATUS_WITHIN_S:
             self._confirm_again()
+        self._read_ahead()
         self._heard_at = time.monotonic()

@@ -9,6 +9,7 @@ message.
 from __future__ import annotations
 
 import fcntl
+import math
 import re
 import select
 import termios
@@ -53,16 +54,22 @@ while it isn't scheduled, however much is sent."""
 
 class SocketReader:
     """Reads one connection's socket: at most about ``bound`` bytes before they are used up, or one
-    message if that is larger."""
+    message if that is larger.
 
-    def __init__(self, pgconn: PGconn, bound: int) -> None:
+    If nothing was read for ``patience_s``, :meth:`read_ahead` reads once more, some 10 MB:
+    PostgreSQL ends a connection whose reader stands still (tcp_user_timeout).
+    """
+
+    def __init__(self, pgconn: PGconn, bound: int, patience_s: float = math.inf) -> None:
         self._pgconn = pgconn
         self._socket = pgconn.socket
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._pending = array("i", [0])
         self._bound = bound
+        self._patience_s = patience_s
         self._taken = 0
+        self._read_at = time.monotonic()
 
     def read(self) -> int:
         """Read what has arrived; call it when all earlier messages are used up.
@@ -78,13 +85,18 @@ class SocketReader:
         """Read more from the socket while earlier messages are still in the buffer."""
         read = 0
         pending = self._in_socket()
-        while self._taken < self._bound and (pending or (not read and self._poll.poll(0))):
+        while self._may_read and (pending or (not read and self._poll.poll(0))):
             began = time.thread_time_ns()
             self._pgconn.consume_input()
+            self._read_at = time.monotonic()
             self._taken += pending + _BYTES_A_NS * (time.thread_time_ns() - began)
             read += max(1, pending)
             pending = self._in_socket()
         return read
+
+    @property
+    def _may_read(self) -> bool:
+        return self._taken < self._bound or time.monotonic() - self._read_at > self._patience_s
 
     def _in_socket(self) -> int:
         fcntl.ioctl(self._socket, termios.FIONREAD, self._pending)
@@ -153,7 +165,7 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._confirmed = 0
-        self._reader = SocketReader(self.pgconn, _READ_BYTES)
+        self._reader = SocketReader(self.pgconn, _READ_BYTES, timeout / 3)
         self.local = self.pgconn.host.startswith(b"/")
         """True for a unix socket: its buffer is small, so a reader that naps slows it down."""
         self.ended = False

@@ -51,13 +51,13 @@ class RunningIngest:
         create_publication: bool = True,
         receive_timeout: float = 60.0,
         connect_timeout: float = 10.0,
-        through: Path | None = None,
+        through: Path | str | None = None,
         catchup: CatchupOptions | None = None,
         append_only: tuple[str, ...] = (),
         copy: CopyOptions | None = None,
         max_size: int = 4 << 30,
     ) -> None:
-        """``through``: directory of the socket of a proxy before the server."""
+        """``through``: directory of the socket of a proxy before the server, or host and port."""
         self.max_size = max_size
         self.catchup = catchup
         self.fall_behind: FallBehind | None = None

@@ -1,10 +1,18 @@
 """A transaction too big for memory is spooled and applied at its commit, whole."""
 
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+from examples.snapshotter.embedded_postgres import EmbeddedPostgres
+from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.decode import stream_decoder, transaction_spool
-from tests.support.ingest import Start
-from tests.support.postgres import Database
+from laredo_fanout.decode.stream_decoder import RoutedChanges
+from tests.support.ingest import RunningIngest, Start
+from tests.support.postgres import Database, data_directory, new_database
+from tests.support.processes import free_port
 
 
 @pytest.fixture
@@ -43,3 +51,41 @@ def test_giant_transactions_arrive_whole(database: Database, live: Start) -> Non
         positions += batch.positions
     assert positions == sorted(positions)
     assert len(set(positions)) == 4
+
+
+@pytest.mark.usefixtures("small_spool")
+def test_a_step_longer_than_the_receive_timeout_keeps_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout = 2.0
+    apply = WriteBatch.apply
+
+    def slow(to: WriteBatch, pending: list[RoutedChanges], to_come: int) -> Iterator[None]:
+        if any(each.changes.open for each in pending):
+            time.sleep(timeout / 8)
+        yield from apply(to, pending, to_come)
+
+    port = free_port()
+    with (
+        data_directory() as data,
+        EmbeddedPostgres(data, tcp_port=port) as postgres,
+        new_database(postgres) as database,
+    ):
+        database.run("CREATE TABLE t (id int PRIMARY KEY, a text)")
+        through = f"127.0.0.1&port={port}"
+        ingest = RunningIngest(
+            database, tmp_path, ("public.t",), receive_timeout=timeout, through=through
+        ).start()
+        try:
+            ingest.wait_live()
+            monkeypatch.setattr(WriteBatch, "apply", slow)
+            walsender = database.number("SELECT active_pid FROM pg_replication_slots")
+            database.run(
+                "INSERT INTO t SELECT g, 'x' FROM generate_series(1, 60000) g",
+                "INSERT INTO t SELECT g, string_agg(md5((g * 64 + n)::text), '')"
+                " FROM generate_series(100001, 102000) g, generate_series(1, 500) n GROUP BY g",
+            )
+            ingest.assert_equal()
+            assert database.number("SELECT active_pid FROM pg_replication_slots") == walsender
+        finally:
+            ingest.stop()
