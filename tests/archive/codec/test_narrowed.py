@@ -55,11 +55,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(data=st.data(), numbers=_NUMBERS, keys=_RANGES, truncate=st.booleans())
 @pytest.mark.parametrize("format_id", FORMATS)
 def test_new_rows(
-    format_id: str,
-    data: st.DataObject,
-    numbers: list[int],
-    keys: KeyRange,
-    truncate: bool,
+    format_id: str, data: st.DataObject, numbers: list[int], keys: KeyRange, truncate: bool
 ) -> None:
     actions = st.sampled_from([Action.INSERT, Action.UPDATE, Action.DELETE])
     made = [changed(number, data.draw(_NAMES), data.draw(actions)) for number in numbers]
@@ -73,12 +69,7 @@ def test_new_rows(
 @settings(max_examples=examples(150))
 @given(data=st.data(), numbers=_NUMBERS, keys=_RANGES)
 @pytest.mark.parametrize("format_id", FORMATS)
-def test_lines(
-    format_id: str,
-    data: st.DataObject,
-    numbers: list[int],
-    keys: KeyRange,
-) -> None:
+def test_lines(format_id: str, data: st.DataObject, numbers: list[int], keys: KeyRange) -> None:
     rows = dict(sorted(row(number, data.draw(_NAMES)) for number in numbers))
     written, _ = write_snapshot(format_id, COLUMNS, rows, batch=40)
     found = codec.read_lines(format_id, COLUMNS, io.BytesIO(written), keys)

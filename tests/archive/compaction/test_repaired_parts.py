@@ -20,13 +20,7 @@ from laredo_archive.read import location
 from laredo_archive.reader import Archive
 from laredo_archive.storage.local import LocalDestination
 from tests.support import drawn
-from tests.support.archive.archiving import (
-    MANIFEST,
-    PREFIX,
-    ScriptedDestination,
-    opened,
-    rebased,
-)
+from tests.support.archive.archiving import MANIFEST, PREFIX, ScriptedDestination, opened, rebased
 from tests.support.archive.long_archive import (
     HOUR_S,
     LongArchive,

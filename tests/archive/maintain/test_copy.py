@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.errors import (
-    ArtifactDamaged,
-    ArtifactMissing,
-    CopyRefused,
-    CopyStopped,
-    Fenced,
-)
+from laredo_archive.errors import ArtifactDamaged, ArtifactMissing, CopyRefused, CopyStopped, Fenced
 from laredo_archive.maintain.collect import collect
 from laredo_archive.maintain.copy import Copied, copy
 from laredo_archive.maintain.repair import repair
@@ -261,9 +255,7 @@ def test_not_over_another_past(source: Path, target: Path) -> None:
 def test_not_into_itself(source: Path, inner: str) -> None:
     (source.parent / "manifest.json").write_bytes((source / "manifest.json").read_bytes())
     untouched(
-        source.parent,
-        lambda: copied(source, f"{source}{inner}"),
-        "contains it, or is inside it",
+        source.parent, lambda: copied(source, f"{source}{inner}"), "contains it, or is inside it"
     )
 
 

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laredo_archive.errors import (
-    ArtifactDamaged,
-    ManifestDamaged,
-    NoSuchBoundary,
-)
+from laredo_archive.errors import ArtifactDamaged, ManifestDamaged, NoSuchBoundary
 from laredo_archive.maintain.verify import verify
 from laredo_archive.read import external_sort, fold
 from laredo_archive.reader import Archive
@@ -92,9 +88,7 @@ def test_any_chain_folds_to_its_states(
         assert list(changed) == changes(before, built.states[-1])
 
 
-def test_several_changes_of_a_key_in_one_unsorted_diff_apply_in_their_order(
-    tmp_path: Path,
-) -> None:
+def test_several_changes_of_a_key_in_one_unsorted_diff_apply_in_their_order(tmp_path: Path) -> None:
     built = Builder(tmp_path, plain=True).base(100, state(row(1, "a")))
     key, a = row(1, "a")
     _, b = row(1, "b")

@@ -106,8 +106,7 @@ def test_change_that_is_decoded_before_others_see_it(filled: Database, live: Sta
     ingest = live("public.t", heartbeat_interval=0.1)
     with waiting_for_a_standby(filled):
         altering = threading.Thread(
-            target=filled.run,
-            args=("BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT",),
+            target=filled.run, args=("BEGIN; ALTER TABLE t ADD b int; UPDATE t SET b = 1; COMMIT",)
         )
         altering.start()
         ingest.wait_until(lambda: ingest.record("public.t").status is Status.CLOSED, "it is closed")
@@ -184,22 +183,16 @@ def test_publication_that_is_narrowed_shows_nothing_until_it_is_whole(
     database: Database, live: Start
 ) -> None:
     """Updates are missing from then on, so that what is there is wrong."""
-    database.run(
-        "CREATE TABLE t (id int PRIMARY KEY, a text)",
-        "INSERT INTO t VALUES (1, 'a')",
-    )
+    database.run("CREATE TABLE t (id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'a')")
     ingest = live("public.t", heartbeat_interval=0.1)
     name = ingest.options.publication.name
     database.run(
-        f"ALTER PUBLICATION {name} SET (publish = 'insert, delete')",
-        "UPDATE t SET a = 'unseen'",
+        f"ALTER PUBLICATION {name} SET (publish = 'insert, delete')", "UPDATE t SET a = 'unseen'"
     )
     ingest.wait_until(lambda: ingest.record("public.t").status is Status.FAILED, "it is failed")
     cure = f'ALTER PUBLICATION "{name}" SET (publish = '
     ingest.wait_until(lambda: cure in str(ingest.status.tables["public.t"].error), "the cure")
-    database.run(
-        f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
-    )
+    database.run(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
     ingest.wait_live()
     ingest.assert_equal()
     assert ingest.status.tables["public.t"].error is None
@@ -217,9 +210,6 @@ def test_silent_rewrite_is_noticed_at_the_next_change_long_before_the_next_heart
     before = ingest.record("public.t")
     database.run("UPDATE t SET a = 0 WHERE id = 1")
     ingest.assert_equal()
-    database.run(
-        "ALTER TABLE t ALTER a TYPE int USING a * 2",
-        "UPDATE t SET a = 1 WHERE id = 2",
-    )
+    database.run("ALTER TABLE t ALTER a TYPE int USING a * 2", "UPDATE t SET a = 1 WHERE id = 2")
     ingest.wait_copied_again(before)
     ingest.assert_equal()

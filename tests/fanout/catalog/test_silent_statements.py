@@ -37,13 +37,7 @@ _CHOSEN = {NAMED: "", ALL_TABLES: "FOR ALL TABLES", SCHEMA: "FOR TABLES IN SCHEM
 class Scene:
     """A table for each case and kind, all followed by one server."""
 
-    def __init__(
-        self,
-        database: Database,
-        ingesting: Start,
-        run: Run,
-        owner: str,
-    ) -> None:
+    def __init__(self, database: Database, ingesting: Start, run: Run, owner: str) -> None:
         self._database = database
         self._owner = owner
         self.tables: dict[str, tuple[Case, str]] = {}

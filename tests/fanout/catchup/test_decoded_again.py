@@ -16,13 +16,7 @@ from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_run import SegmentRun
 from laredo_fanout.postgres import pgoutput
 from tests.fanout.catchup.overlapping import Overlapping
-from tests.fanout.catchup.reading import (
-    SegmentedReading,
-    normal,
-    prepare,
-    single,
-    start_of,
-)
+from tests.fanout.catchup.reading import SegmentedReading, normal, prepare, single, start_of
 from tests.support.postgres import Database
 
 _ROWS = (pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE)

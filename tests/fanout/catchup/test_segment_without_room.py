@@ -13,14 +13,7 @@ import pytest
 from laredo_fanout.batch.status import Counters
 from laredo_fanout.batch.write_batch import WriteBatch
 from laredo_fanout.catchup import segment_process, segment_run
-from laredo_fanout.catchup.plan import (
-    CatchupOptions,
-    CatchupPlan,
-    Failure,
-    Order,
-    Report,
-    bounded,
-)
+from laredo_fanout.catchup.plan import CatchupOptions, CatchupPlan, Failure, Order, Report, bounded
 from laredo_fanout.catchup.release import Release
 from laredo_fanout.catchup.segment_process import SegmentDecoder
 from laredo_fanout.catchup.segment_stream import SegmentStream

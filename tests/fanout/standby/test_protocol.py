@@ -14,16 +14,7 @@ import pytest
 from laredo_fanout.slot import rules
 from laredo_fanout.slot.rules import ClaimVerdict, HolderClaim, Reported
 from tests.fanout.standby import model as model_
-from tests.fanout.standby.model import (
-    Barrier,
-    Client,
-    Commit,
-    Disk,
-    Entry,
-    Model,
-    Server,
-    Session,
-)
+from tests.fanout.standby.model import Barrier, Client, Commit, Disk, Entry, Model, Server, Session
 
 SEEDS = 40
 MANY = 3000

@@ -120,8 +120,7 @@ def test_tables_of_several_schemas_have_their_archives_where_the_writer_puts_the
 ) -> None:
     archive = "targets = [{ archive { store_config.path = /archives } }]"
     configured = config(
-        tmp_path,
-        f'{{ schema = "*", table = o, {archive} }}, {{ table = "p*", {archive} }}',
+        tmp_path, f'{{ schema = "*", table = o, {archive} }}, {{ table = "p*", {archive} }}'
     )
     found = expand(configured, [TableName("eu", "o"), TableName("public", "pets")])
     prefixes = [archive_options(table) for table in found.tables]
@@ -131,16 +130,8 @@ def test_tables_of_several_schemas_have_their_archives_where_the_writer_puts_the
 @pytest.mark.parametrize(
     ("text", "source", "said"),
     [
-        (
-            "{ table = a, exclude = [b] }",
-            CONNECTION,
-            "tables[0].exclude: is for a pattern",
-        ),
-        (
-            '{ table = "*" }',
-            RELAY,
-            "a relay can't follow a pattern",
-        ),
+        ("{ table = a, exclude = [b] }", CONNECTION, "tables[0].exclude: is for a pattern"),
+        ('{ table = "*" }', RELAY, "a relay can't follow a pattern"),
         (
             '{ table = "*", targets = [ { archive { store_config.path = x, key_prefix = y } } ] }',
             CONNECTION,

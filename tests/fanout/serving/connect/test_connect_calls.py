@@ -12,13 +12,7 @@ from laredo_fanout.serving.options import ServingTableOptions
 from laredo_fanout.wire import replication_pb2 as wire
 from laredo_model.line import Action
 from tests.support.processes import PATIENCE_S, until
-from tests.support.server.connect_client import (
-    SERVICE,
-    connected,
-    envelope,
-    packed,
-    sync_request,
-)
+from tests.support.server.connect_client import SERVICE, connected, envelope, packed, sync_request
 from tests.support.server.serving_world import line, rows
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action

@@ -8,13 +8,7 @@ from laredo_fanout.store.reader import StoreReader
 from laredo_fanout.store.table import TableRecord
 from laredo_fanout.store.writer import Store
 from tests.support.server.serving_world import Wakeups
-from tests.support.server.store_sample import (
-    COLUMNS,
-    apply,
-    commit,
-    insert,
-    update,
-)
+from tests.support.server.store_sample import COLUMNS, apply, commit, insert, update
 
 REMEMBERED, RECORDS = 2_000, 2_200
 """There are more than are remembered one by one."""

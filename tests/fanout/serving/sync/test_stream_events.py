@@ -14,15 +14,7 @@ from laredo_model.line import Action
 from laredo_model.position import parse, text
 from tests.support.processes import PATIENCE_S
 from tests.support.server.filters import equals
-from tests.support.server.serving_world import (
-    COLUMNS,
-    USERS,
-    Stream,
-    World,
-    line,
-    rows,
-    running,
-)
+from tests.support.server.serving_world import COLUMNS, USERS, Stream, World, line, rows, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
