@@ -86,6 +86,8 @@ class CallConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._endpoint.leave(self)
         self._stop_timer()
+        # asyncio doesn't: a call that has ended may still write its end, and wait for room.
+        self.resume_writing()
         if self._call is not None:
             self._call.cancel()
 

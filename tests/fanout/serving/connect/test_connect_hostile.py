@@ -244,6 +244,7 @@ async def test_requests_wait_while_no_answer_is_read(
                 )
                 more += opened[0].full
             await until(lambda: not opened[0].answering)
+        await until(lambda: not opened[0].full)
         assert opened[0].calls * len(asked) // 300 < sent - 2 * len(asked)
 
 
