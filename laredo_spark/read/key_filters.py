@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from laredo_archive.codec.arrow.types import Special, arrow_type, has_specials
+from laredo_archive.codec.arrow.types import Special, arrow_type, has_specials, is_array
 from laredo_archive.manifest.key_ranges import KeyRange, of_key
 from laredo_model import key as keys_
 from laredo_model.column import Column, key_columns
@@ -212,7 +212,8 @@ def _of_values(
     if not chosen:
         return []
     if len(fragments) == len(key):
-        return [of_key(keys_.of_fragments(c)) for c in chosen]
+        # In the order of keys, which isn't that of fragments: [7,10] comes before [7,1].
+        return [of_key(key) for key in sorted(map(keys_.of_fragments, chosen))]
     between = _between(key, chosen, of_column, shape)
     if between is not None:
         return between
@@ -317,7 +318,8 @@ def _decimal(column: Column, value: Decimal, shape: RowShape) -> bytes | None:
 
 def _is_text(column: Column, shape: RowShape) -> bool:
     found = arrow_type(column, shape.asked.typing)
-    return bool(pa.types.is_string(found)) and column.type not in _VERBATIM
+    is_one = bool(pa.types.is_string(found)) and not is_array(column)
+    return is_one and column.type not in _VERBATIM
 
 
 _BOUNDS: dict[type[Filter], Callable[[bytes], KeyRange]] = {

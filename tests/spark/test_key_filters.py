@@ -103,6 +103,8 @@ def test_in_is_a_range_for_each_value_once() -> None:
     assert found is not None
     assert [one.low for one in found] == [b"1", b"3"]
     assert ranges_of([In(K, tuple(range(5000)))], shape(column("k", "int8"))) is None
+    found = ranges_of([In(K, ("a b", "a"))], shape(column("k", "text")))
+    assert found is not None and [one.low for one in found] == [b"a", b"a b"]
 
 
 def test_a_key_is_never_null() -> None:
@@ -118,10 +120,10 @@ PAIR = (column("n", "int8", 2), column("a", "text", 1))
 
 
 def test_several_columns() -> None:
-    a, n = EqualTo(("a",), 'x"y'), In(("n",), (1, 22))
+    a, n = EqualTo(("a",), 'x"y'), In(("n",), (1, 10, 22))
     found = ranges_of([n, a], shape(*PAIR))
     assert found is not None
-    assert [one.low for one in found] == [b'["x\\"y",1]', b'["x\\"y",22]']
+    assert [one.low for one in found] == [b'["x\\"y",10]', b'["x\\"y",1]', b'["x\\"y",22]']
     assert all(one.low is not None and one.low in one for one in found)
     # The first of them alone is a range; the second alone is none.
     [beginning] = ranges_of([a], shape(*PAIR)) or []
