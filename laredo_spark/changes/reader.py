@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, pairwise
+from itertools import chain
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, InputPartition
@@ -16,7 +16,7 @@ from laredo_archive.codec import ByteSource
 from laredo_archive.manifest import key_ranges
 from laredo_archive.manifest.chain import NextArtifact
 from laredo_archive.manifest.key_ranges import KeyRange, ObjectSlice
-from laredo_archive.manifest.model import Artifact, FormatEntry
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.read import original
 from laredo_archive.reader import Archive
 from laredo_model.line import TRUNCATION, Action, Change
@@ -26,7 +26,7 @@ from laredo_spark.changes.shape import ChangesShape, Columns, LineValues, also_c
 from laredo_spark.errors import ColumnsChanged, KeyMissing, each_in_one_message, in_one_message
 from laredo_spark.objects import Objects, gathered
 from laredo_spark.options import ReadOptions
-from laredo_spark.read.unfolded_reader import lines_from
+from laredo_spark.read.unfolded_reader import lines_from, slices_of
 from laredo_spark.session import arrow_schema
 
 # Pieces of diffs, and of bases after a gap, as Arrow batches of changes.
@@ -226,7 +226,9 @@ def _pieces(
         raise KeyMissing(asked.path)
     chosen = archive.files.choose(artifact, wanted)
     for number, (part, is_aligned) in enumerate(
-        _slices(*chosen) if keys is None else _narrowed(artifact, ObjectSlice(*chosen), keys)
+        slices_of(*chosen, TASK_BYTES)
+        if keys is None
+        else _narrowed(artifact, ObjectSlice(*chosen), keys)
     ):
         yield ChangesPiece(
             part,
@@ -248,45 +250,12 @@ def _narrowed(
     is_diff, format_id, entry = not artifact.is_snapshot, whole.format_id, whole.entry
     may_truncate = is_diff and (artifact.truncate or not artifact.records_truncation)
     if may_truncate or not entry.sorted or not entry.splits or format_id == codec.PARQUET:
-        return _slices(format_id, entry)
+        return slices_of(format_id, entry, TASK_BYTES)
     part = key_ranges.narrowed(whole, keys)
     if part.size_bytes:
         return [(part.for_task(), True)]
     # A base is read even without a row of the key: its reader emits the TRUNCATE.
-    return [] if is_diff else _slices(format_id, entry)
-
-
-def _slices(format_id: str, entry: FormatEntry) -> list[tuple[ObjectSlice, bool]]:
-    """The artifact in slices of about TASK_BYTES, and whether they are whole records."""
-    plain = replace(entry, splits=(), blocks=(), source={})
-    # A parquet file's footer says where its rows are, so it is read as a whole.
-    # So is the original's diff, whose TRUNCATE may be anywhere.
-    is_whole = format_id == codec.PARQUET or entry.by_original
-    if entry.size_bytes <= TASK_BYTES or is_whole:
-        return [(ObjectSlice(format_id, plain), True)]
-    if entry.splits:
-        ends = [*_spaced([offset for _, offset in entry.splits]), None]
-        return [
-            (ObjectSlice(format_id, entry, start or 0, end).for_task(), True)
-            for start, end in pairwise(ends)
-        ]
-    if format_id != codec.JSONL:
-        return [(ObjectSlice(format_id, plain), True)]
-    # Each but the first begins a byte early, to see whether a line ends there.
-    size = entry.size_bytes
-    return [
-        (ObjectSlice(format_id, plain, max(0, start - 1), min(start + TASK_BYTES, size)), False)
-        for start in range(0, size, TASK_BYTES)
-    ]
-
-
-def _spaced(offsets: Sequence[int]) -> list[int]:
-    """From 0 on (a TRUNCATE is before the first split), TASK_BYTES apart at least."""
-    found = [0]
-    for offset in offsets:
-        if offset - found[-1] >= TASK_BYTES:
-            found.append(offset)
-    return found
+    return [] if is_diff else slices_of(format_id, entry, TASK_BYTES)
 
 
 def _gathered(asked: ReadOptions, pieces: Sequence[ChangesPiece]) -> list[list[ChangesPiece]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -12,7 +12,7 @@ from laredo_archive import codec
 from laredo_archive.codec import ByteSource
 from laredo_archive.codec.arrow.rows import RowReader, keys_of
 from laredo_archive.manifest.key_ranges import ObjectSlice
-from laredo_archive.manifest.model import Artifact
+from laredo_archive.manifest.model import Artifact, FormatEntry
 from laredo_archive.read import original
 from laredo_model import key
 from laredo_model import line as lines_
@@ -45,10 +45,11 @@ def unfolded(table: StructType) -> StructType:
 
 @dataclass(frozen=True)
 class _ArtifactPart:
-    """A slice of one artifact: the lines that begin in it are read."""
+    """A slice of one artifact: whole records, or else the lines that begin in it are read."""
 
     diff: int
     part: ObjectSlice
+    aligned: bool = True
 
 
 class UnfoldedPartition(InputPartition):
@@ -105,21 +106,43 @@ def _whole(table: TableRead, number: int, artifact: Artifact) -> _ArtifactPart:
 
 
 def _pieces(table: TableRead) -> list[_ArtifactPart]:
-    whole = _whole(table, 0, table.boundary.base)
-    format_id, entry = whole.part.format_id, whole.part.entry
-    if format_id != codec.JSONL or entry.size_bytes <= TASK_BYTES:
-        return [whole]
+    slices = slices_of(*table.choose(table.boundary.base), TASK_BYTES)
+    return [_ArtifactPart(0, part, is_aligned) for part, is_aligned in slices]
+
+
+def slices_of(
+    format_id: str, entry: FormatEntry, task_bytes: int
+) -> list[tuple[ObjectSlice, bool]]:
+    """An artifact in slices of about ``task_bytes``, and whether they are whole records."""
+    plain = replace(entry, splits=(), blocks=(), source={})
+    # A parquet file's footer says where its rows are, so it is read as a whole.
+    # So is the original's diff, whose TRUNCATE may be anywhere.
+    is_whole = format_id == codec.PARQUET or entry.by_original
+    if entry.size_bytes <= task_bytes or is_whole:
+        return [(ObjectSlice(format_id, plain), True)]
+    if entry.splits:
+        ends = [*_spaced([offset for _, offset in entry.splits], task_bytes), None]
+        return [
+            (ObjectSlice(format_id, entry, start or 0, end).for_task(), True)
+            for start, end in pairwise(ends)
+        ]
+    if format_id != codec.JSONL:
+        return [(ObjectSlice(format_id, plain), True)]
     # Each but the first begins a byte early, to see whether a line ends there.
-    starts = range(0, entry.size_bytes, TASK_BYTES)
+    size = entry.size_bytes
     return [
-        _ArtifactPart(
-            0,
-            ObjectSlice(
-                format_id, entry, max(0, start - 1), min(start + TASK_BYTES, entry.size_bytes)
-            ),
-        )
-        for start in starts
+        (ObjectSlice(format_id, plain, max(0, start - 1), min(start + task_bytes, size)), False)
+        for start in range(0, size, task_bytes)
     ]
+
+
+def _spaced(offsets: Sequence[int], least: int) -> list[int]:
+    """From 0 on (a TRUNCATE is before the first split), ``least`` apart at least."""
+    found = [0]
+    for offset in offsets:
+        if offset - found[-1] >= least:
+            found.append(offset)
+    return found
 
 
 def _gathered(parts: Sequence[_ArtifactPart]) -> list[list[_ArtifactPart]]:
@@ -144,7 +167,7 @@ class _UnfoldedTask:
             yield batch.cast(self._schema)
 
     def _rows(self, one: _ArtifactPart, source: ByteSource) -> Iterator[pa.RecordBatch]:
-        for block in self._blocks(one.part, source):
+        for block in self._blocks(one, source):
             count = block.count(b"\n")
             fragments = self._reader.split(block)
             if one.part.entry.by_original:
@@ -156,14 +179,16 @@ class _UnfoldedTask:
                 keys = keys_of(fragments, self._shape.columns)
             yield _with(self._reader.typed(fragments, count), keys, [0] * count, [PUT] * count)
 
-    def _blocks(self, part: ObjectSlice, source: ByteSource) -> Iterator[bytes]:
+    def _blocks(self, one: _ArtifactPart, source: ByteSource) -> Iterator[bytes]:
+        part = one.part
         if part.format_id == codec.JSONL:
-            for block in lines_from(source, part):
+            for block in lines_from(source, part, aligned=one.aligned):
                 whole = _without_blank_lines(block)
                 yield original.plain(whole) if part.entry.by_original else whole
             return
+        size = None if part.stop is None else part.size_bytes
         rows = codec.read_snapshot(
-            part.format_id, self._columns, source, key_fields=self._shape.key_names
+            part.format_id, self._columns, source, None, size, key_fields=self._shape.key_names
         )
         for _, lines in rows:
             yield b"\n".join([*lines, b""])
@@ -211,15 +236,15 @@ def _without_blank_lines(block: bytes) -> bytes:
     return b"\n".join([*filter(None, block.split(b"\n")), b""])
 
 
-def lines_from(source: ByteSource, part: ObjectSlice) -> Iterator[bytes]:
+def lines_from(source: ByteSource, part: ObjectSlice, *, aligned: bool = False) -> Iterator[bytes]:
     """Blocks of the lines that begin in ``part``, each ending in a newline.
 
-    A line begins after the first newline at or after the slice's start, or at the file's start;
-    the slice's last line is the one with the byte before ``stop``.
+    If the slice isn't ``aligned`` its first line begins after the first newline at or after its
+    start, or at the file's start; its last line is the one with the byte before ``stop``.
     """
     at, rest = part.start, b""
     last = (part.entry.size_bytes if part.stop is None else part.stop) - 1
-    if part.start:
+    if part.start and not aligned:
         skipped, rest = _after_newline(source)
         at += skipped
     while at <= last:

@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import SparkRuntimeException
 from pyspark.sql import SparkSession
 
+from laredo_archive.codec import jsonl
 from laredo_archive.read.artifact_reader import ArtifactDamaged
 from laredo_archive.reader import Archive
 from laredo_spark import read_table
@@ -230,6 +231,20 @@ def test_a_large_file_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         made = Reading(archive, mode="base")
         assert len(made.partitions()[1]) == -(-whole // size)
         assert made.ids() == list(range(60))
+
+
+def test_damage_within_a_slice_of_a_large_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "SNAPSHOT_BLOCK", 500)
+    monkeypatch.setattr(unfolded_reader, "TASK_BYTES", 2000)
+    archive = Builder(tmp_path).base(0x10, names(dict.fromkeys(range(300), "x"))).write()
+    made = Reading(archive, mode="base")
+    assert sorted(made.ids()) == list(range(300)) and len(made.partitions()[1]) > 2
+    file = next(tmp_path.rglob("snapshot-*.jsonl"))
+    file.write_bytes(file.read_bytes().replace(b'"id":150,"name":"x"', b'"id":150,"name":"y"'))
+    with pytest.raises(ArtifactDamaged):
+        made.ids()
 
 
 def test_a_task_gets_no_splits(tmp_path: Path) -> None:
