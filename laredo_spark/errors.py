@@ -127,7 +127,7 @@ class ChangesGone(SparkReadError):
 
 
 class ArchiveBehind(SparkReadError):
-    """The archive ends before the reader's position, in the same history."""
+    """The archive ends before the reader's position, or in a history before it."""
 
     def __init__(self, where: str, start: object, head: object) -> None:
         super().__init__(

@@ -87,13 +87,21 @@ def _history(artifact: Artifact) -> str:
     return history_of(artifact.history)
 
 
+def is_earlier(history: History | None, than: str) -> bool:
+    """True if a server of ``history`` was promoted to one of the history with the text ``than``."""
+    if history is None or than == UNKNOWN_HISTORY:
+        return False
+    later = positions.parse_history(than)
+    return positions.goes_on(history, later) and history.restored <= later.restored
+
+
 def is_behind(epochs: Sequence[Epoch], start: ReaderPosition) -> bool:
-    """True if the archive ends before ``start``, in the same history."""
+    """True if the archive ends before ``start``, in the same history or in one before it."""
     if start.position is None or not epochs:
         return bool(epochs) and start.epoch > epochs[-1].number
     last = epochs[-1].artifacts[-1]
     if _history(last) != start.history:
-        return False
+        return is_earlier(last.history, start.history)
     return (last.epoch, last.to_position) < (start.epoch or last.epoch, start.position)
 
 

@@ -65,7 +65,7 @@ class TargetDiffers(SyncError):
 
 
 class OlderThanTarget(SyncError):
-    """The archive ends before the target's position, in the same history."""
+    """The archive ends before the target's position, or in a history before the target's."""
 
     def __init__(self, target: object, at: Position, where: str, head: Position) -> None:
         super().__init__(

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everyone calls it
 
 from laredo_archive.codec.arrow.types import Special, TypeChoice, arrow_type, has_specials, is_array
 from laredo_archive.manifest import merged, timeline
-from laredo_archive.manifest.chain import UNKNOWN_HISTORY, history_of
+from laredo_archive.manifest.chain import UNKNOWN_HISTORY, history_of, is_earlier
 from laredo_archive.manifest.timeline import Boundary
 from laredo_model import column as columns_
 from laredo_model import position as positions
@@ -128,6 +128,8 @@ def plan_step(target: object, held: SyncState | None, table: TableRead) -> SyncA
     if held.history != history_of(end.history):
         # The new history may continue the old one.
         if isinstance(_onwards(held, table), Rebuild):
+            if is_earlier(end.history, held.history):
+                raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
             return Rebuild(f"the archive has a new history, {history_of(end.history)}")
     elif held.position > end.position:
         raise OlderThanTarget(target, held.position, table.archive.uri, end.position)

@@ -95,6 +95,9 @@ def test_an_older_copy_and_another_table_are_refused(planned: Planned) -> None:
     planned.held = replace(held, position=type(held.position)(0x18))
     with pytest.raises(OlderThanTarget, match=r"is at 0/18, and the archive .* ends at 0/10"):
         planned.step()
+    planned.held = replace(held, history=HISTORY.replace(":1:", ":2:"))
+    with pytest.raises(OlderThanTarget):
+        planned.step()
     planned.held = replace(held, table="public.orders")
     with pytest.raises(TargetRefused, match=r"holds public.orders, .* is of public.users"):
         planned.step()
