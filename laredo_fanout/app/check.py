@@ -23,6 +23,7 @@ from laredo_fanout.app.check_tables import STORE_IN_USE, ServerFinding, Verdict,
 from laredo_fanout.client.errors import ClientError
 from laredo_fanout.config import Config, StandbyConfig
 from laredo_fanout.pg_catalog import publication, requirements
+from laredo_fanout.pg_catalog.snapshot import LOCK_TIMEOUT
 from laredo_fanout.postgres import connections
 from laredo_fanout.postgres.connections import SourceError
 from laredo_fanout.postgres.replication_stream import ReplicationStream
@@ -155,6 +156,7 @@ def findings(config: Config) -> Iterator[ServerFinding]:
 def _postgres(config: Config, chosen: SourceOptions) -> Iterator[ServerFinding]:
     try:
         with connections.connect(chosen, role="check") as connection:
+            connection.execute(LOCK_TIMEOUT)
             yield ServerFinding("connection", Verdict.RIGHT, _where(connection))
             yield from check_tables.of_patterns(connection, config)
             config = check_tables.expanded(connection, config)

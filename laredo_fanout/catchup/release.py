@@ -73,7 +73,7 @@ class Release:
         self.runs = [SegmentRun(segment, order, watchdog) for segment in remaining]
         self.head = 0
         self._reader = self._reader_of(self.runs[0])
-        self._finishing = self._ending = False
+        self._finishing = self._ending = self._heard = False
         self._kept_at = self._checked_at = 0.0
         self._unlinking: list[Path] = []
         self.over = False
@@ -96,11 +96,12 @@ class Release:
 
         :raises SourceUnavailable: if PostgreSQL can't be reached.
         """
-        heard = [run.take_reports() for run in self.runs]
+        heard = any([self._heard, *(run.take_reports() for run in self.runs)])
+        self._heard = False
         now = time.monotonic()
         if self._ending:
-            return int(any(heard))
-        if any(heard) or now - self._checked_at >= _CHECK_INTERVAL:
+            return int(heard)
+        if heard or now - self._checked_at >= _CHECK_INTERVAL:
             self._checked_at = now
             self._supervise()
         taken = self._read()
@@ -111,10 +112,14 @@ class Release:
                 os.eventfd_read(self._more)
         if now - self._kept_at >= self._options.keep_interval and not self._ending:
             self._keep()
-        return max(taken, int(any(heard)))
+        return max(taken, int(heard))
 
     def read_ahead(self) -> int:
-        """Read nothing: decoded messages can wait in the spools."""
+        """Take the segments' reports: a process waits until somebody takes them."""
+        heard = [run.take_reports() for run in self.runs]
+        if any(heard):
+            self._heard = True
+            segment_run.bound(self.runs[self.head :], self._reader.unread_bytes, self._options)
         return 0
 
     def confirm(self, position: int, *, reply: bool = False) -> None:

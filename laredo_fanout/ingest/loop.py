@@ -30,6 +30,7 @@ _MESSAGES_A_TURN = 20_000
 _APPLY_FROM_CHANGES = 10_000
 _APPLY_FROM_BYTES = 16 << 20
 _BUSY_BYTES = 64 << 10
+_SWOLLEN_BYTES = 64 << 20
 _NAP_S, _SHORT_NAP_S = 0.002, 0.001
 _COPY_SHARE_S = 0.03
 _POSITION_INTERVAL_S = 0.2
@@ -85,7 +86,10 @@ class IngestLoop:
         self._gathered = 0
         """About the number of bytes since the last commit."""
         self._more = False
-        """True if the decoder left messages in libpq's buffer."""
+        """True if the decoder may have left messages in libpq's buffer."""
+        self._unused = 0
+        """About the number of bytes that were read since libpq's buffer was last empty."""
+        self._swollen_at = 0
         self.busy = False
         self._background_reading = BackgroundReading(self._read_ahead)
 
@@ -129,8 +133,8 @@ class IngestLoop:
 
     @property
     def oversized_at(self) -> int:
-        """Position of another program's large message, for which libpq's buffer grew for good."""
-        return self._decoder.oversized_at
+        """Position of a large message or a long step for which libpq's buffer grew for good."""
+        return max(self._decoder.oversized_at, self._swollen_at)
 
     @property
     def caught_up_to(self) -> int:
@@ -166,7 +170,12 @@ class IngestLoop:
 
     def _read(self) -> int:
         """Read the stream, unless libpq's buffer still has messages; returns the bytes."""
-        return 0 if self._more else self._heard(self._feed.read_available())
+        if self._more:
+            return 0
+        if self._unused > _SWOLLEN_BYTES:
+            self._swollen_at = self._decoder.position
+        self._unused = 0
+        return self._heard(self._feed.read_available())
 
     def _decode(self, taken: int) -> DrainEnd:
         """Decode a bounded number of messages, and apply a giant transaction's pieces."""
@@ -176,7 +185,7 @@ class IngestLoop:
             self._keep_alive()
         if drained is DrainEnd.ENDED:
             raise self._feed.end()
-        self._more = drained is DrainEnd.MORE
+        self._more = drained in (DrainEnd.MORE, DrainEnd.EVENT)
         # Bytes that were read before the last commit, and are decoded only now, count too.
         self._gathered += max(0, self._decoder.pending.bytes - pending - taken)
         return drained
@@ -222,6 +231,7 @@ class IngestLoop:
 
     def _heard(self, taken: int) -> int:
         self._gathered += taken
+        self._unused += taken
         if taken:
             self._heard_at = time.monotonic()
         return taken
@@ -309,7 +319,8 @@ class IngestLoop:
         with self._background_reading.meanwhile() if is_much else nullcontext():
             self._batch.commit(self._decoder.position, self._decoder.time_us)
         self._confirm()
-        self._prune()
+        if not self._batch.is_open:  # the end of a copy, now durable, may have opened the next
+            self._prune()
 
     def _reclaim_if_idle(self, drained: DrainEnd) -> None:
         if drained is not DrainEnd.MORE and not self._batch.is_open and not self._copier.reading:

@@ -307,7 +307,7 @@ class IngestSession:
     def _is_over(self, loop: IngestLoop) -> bool:
         """True if another session must follow, with another connection or change source."""
         if self._is_swollen(loop) and not self._batch.is_open:
-            _log.info("connection replaced to free memory of a large message")
+            _log.info("connection replaced to free memory")
             return True
         if self._faults.current is not None:
             self._faults.passed(loop.caught_up_to)
@@ -326,10 +326,10 @@ class IngestSession:
         return source is not None and source.is_over(loop.caught_up_to)
 
     def _is_swollen(self, loop: IngestLoop) -> bool:
-        """True if libpq's buffer, which never shrinks, grew for another program's large message.
+        """True if libpq's buffer, which never shrinks, grew for a large message or in a long step.
 
-        The message must have been confirmed, or the next connection would get it again. Copies
-        aren't interrupted for this.
+        That must have been confirmed, or the next connection would get it again. Copies aren't
+        interrupted for this.
         """
         return (
             0 < loop.oversized_at <= self._store.position

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import psycopg
 
 from laredo_fanout.postgres import key_comparison
 from laredo_model.column import Rule, rule_of
@@ -24,6 +27,9 @@ Split = tuple[str, ...]
 
 _MOST_RANGES = 4096
 _PAGES_A_RANGE = 16
+_SAMPLES = (8192, 2048, 512, 128)
+"""Most pages to read for split points, at each attempt: one by one, they may take long to read."""
+_SAMPLE_TIME = "10s"
 _PAGE_BYTES = 8192
 _ROW_BYTES = 100
 """Assumed size of a row in a table that was never analyzed."""
@@ -57,7 +63,18 @@ def plan(
     wanted = min(_MOST_RANGES, wanted)
     if wanted < 2:
         return []
-    percent = min(100.0, 100.0 * _PAGES_A_RANGE * wanted / pages)
+    for sample in _SAMPLES:
+        percent = min(100.0, 100.0 * min(_PAGES_A_RANGE * wanted, sample) / pages)
+        with suppress(psycopg.errors.QueryCanceled):
+            return _splits(connection, table, wanted, percent)
+    return _splits(connection, table, wanted, percent)
+
+
+def _splits(connection: Connection, table: SourceTable, wanted: int, percent: float) -> list[Split]:
+    """Split points of ``wanted`` ranges, from a sample of the table's pages.
+
+    :raises psycopg.errors.QueryCanceled: if that took longer than ``_SAMPLE_TIME``.
+    """
     names = [identifier(name) for name in table.key]
     texts = ", ".join(f"format('%s', {name}) AS k{n}" for n, name in enumerate(names))
     keys = ", ".join(f"k{n}" for n in range(len(names)))
@@ -69,6 +86,7 @@ def plan(
     )
     with connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
+        connection.execute(f"SET LOCAL statement_timeout = '{_SAMPLE_TIME}'".encode())
         rows = connection.execute(query.encode()).fetchall()
     return [tuple(row) for row in rows][: wanted - 1]
 

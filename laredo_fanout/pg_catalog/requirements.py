@@ -116,7 +116,7 @@ def table_problem(
     return (
         _unfit(table, wanted)
         or identity(table, name)
-        or _locked(table, name)
+        or locked(table, name)
         or _select_denied(table, name, role)
     )
 
@@ -183,7 +183,8 @@ def _changes_published(table: SourceTable, name: str) -> TableRefused | None:
     )
 
 
-def _locked(table: SourceTable, name: str) -> TableRefused | None:
+def locked(table: SourceTable, name: str) -> TableRefused | None:
+    """The reason why nothing is known about the table for now, or None."""
     if table.published is None or not table.published.filter_locked:
         return None
     return TableLocked(

@@ -86,7 +86,7 @@ def take(
                 problems[wanted.qualified] = problem
     if added:
         found = table_definitions.read_tables(connection, tables, options.publication)
-        problems |= _still_absent(found, tables, problems)
+        problems |= _new_problems(found, tables, problems)
     found = with_attachments(connection, found, attachments)
     return CatalogSnapshot(number, found, problems, state, published.identity, ddl_locks=locks)
 
@@ -167,15 +167,17 @@ def _harms(problem: TableRefused, table: SourceTable) -> bool:
     return member and isinstance(problem, IdentityMissing)
 
 
-def _still_absent(
+def _new_problems(
     found: Mapping[str, SourceTable],
     tables: Sequence[SourceTableOptions],
     known: Mapping[str, TableRefused],
 ) -> dict[str, TableRefused]:
-    """The errors for tables that were dropped or renamed while they were added."""
-    absent = {}
-    for wanted in tables:
-        table = found.get(wanted.qualified)
-        if wanted.qualified not in known and (table is None or table.published is None):
-            absent[wanted.qualified] = publication.vanished(wanted.qualified)
-    return absent
+    """The errors for tables that were dropped, renamed or locked while others were added."""
+    new: dict[str, TableRefused] = {}
+    for name in (wanted.qualified for wanted in tables if wanted.qualified not in known):
+        table = found.get(name)
+        if table is None or table.published is None:
+            new[name] = publication.vanished(name)
+        elif (locked := requirements.locked(table, name)) is not None:
+            new[name] = locked
+    return new

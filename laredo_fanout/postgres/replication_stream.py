@@ -165,7 +165,7 @@ class ReplicationStream:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._confirmed = 0
-        self._reader = SocketReader(self.pgconn, _READ_BYTES, timeout / 3)
+        self._reader = SocketReader(self.pgconn, _READ_BYTES, timeout / 2)
         self.local = self.pgconn.host.startswith(b"/")
         """True for a unix socket: its buffer is small, so a reader that naps slows it down."""
         self.ended = False

@@ -95,7 +95,12 @@ class RunningIngest:
             if self.asks_to_catch_up:
                 self.fall_behind.ask()
         self.ingest = Ingest(
-            self.options, self.tables, self.store, self._committed, change_source=self.fall_behind
+            self.options,
+            self.tables,
+            self.store,
+            self._committed,
+            prune=self._prune,
+            change_source=self.fall_behind,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -125,6 +130,9 @@ class RunningIngest:
             self.ingest.run()
         except Exception as error:  # noqa: BLE001
             self.error = error
+
+    def _prune(self) -> None:
+        assert not self.store._writing, "a journal can't be pruned in the middle of a transaction"
 
     def _committed(self, commit: CommitInfo) -> None:
         self.commits += 1

@@ -215,7 +215,8 @@ def _drop_slots(admin: "psycopg.Connection[tuple[object, ...]]", database: str) 
     for slot, pid in slots:
         if pid is not None:
             admin.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
-        admin.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        with suppress(psycopg.errors.UndefinedObject):  # a temporary one ends with its backend
+            admin.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from laredo_fanout.errors import TableLocked
 from laredo_fanout.pg_catalog import publication, snapshot, table_definitions
 from laredo_fanout.postgres.connections import Connection
 from laredo_fanout.source_options import PublicationOptions, SourceTableOptions
@@ -85,6 +86,27 @@ def test_a_table_that_is_being_altered_holds_up_no_other(
     ingest.wait_until(lambda: len(ingest.record("public.t").columns) == 2, "t is copied again")
     ingest.wait_live()
     ingest.assert_equal()
+
+
+def test_a_table_that_is_locked_while_another_one_is_added_is_left_alone(
+    database: Database, live: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in "tab"),
+        f"CREATE PUBLICATION pub_{database.name} FOR TABLE t WHERE (id > 0), b",
+    )
+    ingest, add = live("public.b"), publication.add
+    with database.connect() as locking, database.connect() as side:
+
+        def locked(*given: Any) -> None:
+            add(*given)
+            locking.execute("BEGIN; LOCK TABLE t")
+
+        monkeypatch.setattr(publication, "add", locked)
+        side.execute(snapshot.LOCK_TIMEOUT)
+        tables = [SourceTableOptions("public", name) for name in "ta"]
+        found = snapshot.take(side, ingest.options, tables, 1)
+        assert [type(each) for each in found.problems.values()] == [TableLocked]
 
 
 def test_a_check_waits_for_one_locked_table(
