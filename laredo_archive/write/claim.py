@@ -7,6 +7,8 @@ from functools import partial
 from itertools import islice, product
 
 from laredo_archive.errors import (
+    ArtifactDamaged,
+    ArtifactMissing,
     CommitConflict,
     CommitStateUnknown,
     DestinationDenied,
@@ -257,8 +259,12 @@ def drop_unfinished(store: ManifestStore) -> None:
         log.info("unfinished uploads dropped", uri=destination.uri, count=dropped)
 
 
-def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames) -> None:
+def reconcile(
+    stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames, *, carry_lost: bool = False
+) -> None:
     """Reconcile every destination with the one that has the greatest (epoch, head).
+
+    With ``carry_lost`` an object that can't be copied is named by the others too, as by that one.
 
     :raises HistoriesDiffer: if one can't be an earlier state of the one ahead.
     :raises Fenced: if another writer takes over meanwhile.
@@ -272,7 +278,7 @@ def reconcile(stores: Sequence[ManifestStore], claim: Claim, new_names: NewNames
     for store in behind:
         _refuse_unfit(ahead, store)
     for store in behind:
-        _Reconciliation(ahead, store, new_names).run(claim)
+        _Reconciliation(ahead, store, new_names, carry_lost=carry_lost).run(claim)
 
 
 def _progress(manifest: Manifest) -> tuple[object, ...]:
@@ -372,8 +378,16 @@ def _described(manifest: Manifest) -> str:
 class _Reconciliation:
     """A commit that gives one destination the artifact list of another."""
 
-    def __init__(self, ahead: ManifestStore, behind: ManifestStore, new_names: NewNames) -> None:
+    def __init__(
+        self,
+        ahead: ManifestStore,
+        behind: ManifestStore,
+        new_names: NewNames,
+        *,
+        carry_lost: bool,
+    ) -> None:
         self._ahead = ahead
+        self._carry_lost = carry_lost
         self._behind = behind
         self._new_names = new_names
         self._folders = EpochFolders(new_names)
@@ -449,13 +463,23 @@ class _Reconciliation:
                 formats[format_id] = mine.pop(0)
             else:
                 name = self._name_for(artifact, format_id, entry)
-                bring = self._name_lost if entry.lost else self._copy
-                key = bring(entry, name)
+                key = self._brought(entry, name)
                 self._named[key] = entry.key
                 formats[format_id] = replace(
                     entry, key=key, uri=self._behind.destination.uri_of(key)
                 )
         return replace(artifact, formats=formats, parts=self._own_parts(artifact, unused, own))
+
+    def _brought(self, entry: FormatEntry, wanted: str) -> str:
+        if entry.lost:
+            return self._name_lost(entry, wanted)
+        try:
+            return self._copy(entry, wanted)
+        except (ArtifactMissing, ArtifactDamaged) as failure:
+            if not self._carry_lost:
+                raise
+            log.error("object not copied: it is lost", uri=failure.uri, reason=str(failure))
+            return self._name_lost(entry, wanted)
 
     def _own_parts(
         self, merged: Artifact, unused: dict[object, list[FormatEntry]], own: Manifest
@@ -465,9 +489,14 @@ class _Reconciliation:
         mine = own_parts(own, merged)
         if mine is not None:
             return mine
+        try:
+            diffs = self._parts.diffs_of(merged)
+        except (ArtifactMissing, ArtifactDamaged):
+            if not self._carry_lost:
+                raise
+            return None
         parts = Parts(
-            merged.parts.count,
-            tuple(self._own_form(part, unused, own) for part in self._parts.diffs_of(merged)),
+            merged.parts.count, tuple(self._own_form(part, unused, own) for part in diffs)
         )
         return self._lists.listed(self._behind, own, merged, parts)
 

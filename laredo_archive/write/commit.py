@@ -356,7 +356,8 @@ class CommitsInTurn:
             if self._fenced is not None:
                 raise self._fenced
             try:
-                yield
+                with self.reported():
+                    yield
             except Fenced as fenced:
                 self._fenced = fenced
                 self._drop()
@@ -364,10 +365,19 @@ class CommitsInTurn:
                     "archive taken over by another writer", table=self._table, reason=str(fenced)
                 )
                 raise
-            except DestinationError as failure:
-                location = self._stores[0].counts.note(failure, self._stores)
-                log.debug("commit delayed", table=self._table, reason=str(failure))
-                raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Report a destination that fails in the block.
+
+        :raises CommitUnavailable: if a destination is unavailable.
+        """
+        try:
+            yield
+        except DestinationError as failure:
+            location = self._stores[0].counts.note(failure, self._stores)
+            log.debug("commit delayed", table=self._table, reason=str(failure))
+            raise CommitUnavailable(self._table, failure.uri, failure, location) from failure
 
     def begin(self, commit: PendingCommit, spool: ExitStack | None = None) -> None:
         """Have ``commit`` finished next, and ``spool`` closed then."""

@@ -96,16 +96,21 @@ class Merging:
 
         Returns False if the diffs have left the manifest meanwhile.
 
-        :raises CommitUnavailable: if a destination is unavailable; the next commit finishes it.
+        :raises CommitUnavailable: if a destination is unavailable; if it was uploaded, the next
+            commit finishes it.
         :raises Fenced: if another writer has taken over.
         """
-        begun = False
+        begun, pending = False, self._pending(merged)
         try:
+            # Before its turn: it may be large, or not fit, and no other commit depends on it.
+            with self._commits.reported():
+                if self._is_there(run, merged.artifact):
+                    pending.upload_missing(self.stores)
             with self._commits.turn():
                 self._finish()
                 begun = self._is_there(run, merged.artifact)
                 if begun:
-                    self._commits.begin(self._pending(merged), merged.spool)
+                    self._commits.begin(pending, merged.spool)
                     self._finish()
         finally:
             # Once begun, the commit closes it.

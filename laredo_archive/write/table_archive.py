@@ -110,6 +110,7 @@ class TableArchive:
         environment: Environment | None = None,
         counts: Counts | None = None,
         check_wanted: Callable[[], None] = lambda: None,
+        carry_lost: bool = False,
     ) -> "TableArchive":
         """Claim the table's manifest on every destination, and reconcile the destinations.
 
@@ -117,11 +118,13 @@ class TableArchive:
         ``keep_epochs``: None keeps all; ``sinks``: the ARNs or URLs that are notified of artifacts,
         with the URIs of the first of ``destinations``. ``go_keys``: jsonl diffs contain keys as Go
         prints them too. ``check_wanted`` is called before each step that another writer would
-        notice, and raises to give the claim up.
+        notice, and raises to give the claim up. With ``carry_lost`` an object that the destination
+        ahead has lost doesn't keep another one from being filled.
 
         :raises DestinationUnavailable: if one is unavailable; open it again later.
         :raises ManifestDamaged, ManifestNewer: if one can't be used; none was changed.
         :raises HistoriesDiffer: if they don't hold the same archive.
+        :raises ArtifactMissing, ArtifactDamaged: if an object to be copied isn't whole.
         :raises Fenced: if another writer claimed it meanwhile.
         """
         around, counted = environment or Environment(), counts or Counts()
@@ -137,7 +140,7 @@ class TableArchive:
                 check_wanted()
                 drop_unfinished(store)
             new_names = NewNames(owner.writer_id)
-            reconcile(stores, owner, new_names)
+            reconcile(stores, owner, new_names, carry_lost=carry_lost)
         except DestinationError as failure:
             counted.note(failure, stores)
             raise

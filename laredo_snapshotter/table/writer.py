@@ -307,17 +307,18 @@ class TableWriter:
         try:
             return self._open(destinations)
         except (ArtifactMissing, ArtifactDamaged) as failure:
-            if self._read_whole or len(destinations) == 1:
-                raise
             # The destination to copy from isn't whole itself.
-            self._read_whole = True
-            self._log.warning(
-                "full read of the archive started to restore objects", error=str(failure)
-            )
-            Restorer(self.config, destinations, self.counters).restore(None)
-            return self._open(destinations)
+            if not self._read_whole:
+                self._read_whole = True
+                self._log.warning(
+                    "full read of the archive started to restore objects", error=str(failure)
+                )
+                Restorer(self.config, destinations, self.counters).restore(None)
+            return self._open(destinations, carry_lost=True)
 
-    def _open(self, destinations: Sequence[Destination]) -> TableArchive:
+    def _open(
+        self, destinations: Sequence[Destination], *, carry_lost: bool = False
+    ) -> TableArchive:
         config = self.config
         if config.spill_directory is not None:
             make_private(config.spill_directory)
@@ -331,6 +332,7 @@ class TableWriter:
             go_keys=config.key_format == "go",
             counts=self.counts,
             check_wanted=self._check_wanted,
+            carry_lost=carry_lost,
         )
 
     def _check_wanted(self) -> None:

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from laredo_archive.errors import OutOfOrder
+from laredo_archive.errors import CommitUnavailable, DestinationUnavailable, OutOfOrder
 from laredo_archive.maintain.compare_postgres import Comparison, Measured, decide
 from laredo_archive.manifest import merged, rules
 from laredo_archive.manifest.model import Artifact
@@ -194,6 +195,26 @@ def test_the_boundary_of_a_base_that_is_being_written_stays() -> None:
     long.archive.merging.drop_parts(timedelta(seconds=3600))
     long.archive.commit_base(base, continues=True)
     assert rows_at(destinations[1], Position(60)) == long.states[60]
+
+
+def test_a_merge_that_cant_be_uploaded_holds_up_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    [destination] = memory()
+    long = LongArchive.begun(opened([destination]))
+    long.grow(8)
+    change = destination._change
+
+    def full(key: str, *given: Any, **more: Any) -> None:
+        if "diff-0_A-0_28" in key:
+            raise DestinationUnavailable(destination.uri_of(key), "no space left")
+        change(key, *given, **more)
+
+    monkeypatch.setattr(destination, "_change", full)
+    with pytest.raises(CommitUnavailable, match="no space left"):
+        long.compacted()
+    long.grow(1)
+    assert rows_at(destination, long.head) == long.states[long.head]
+    monkeypatch.undo()
+    assert long.compacted() > 0
 
 
 def test_the_levels_are_lengths_of_time(destination: ScriptedDestination) -> None:

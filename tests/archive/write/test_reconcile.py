@@ -152,6 +152,10 @@ def test_what_is_copied_is_hash_checked(new_stores: NewStores) -> None:
         opened([old, new], "w2")
     assert new.manifest.artifacts == ()
     assert key not in new.store.objects
+    archive = opened([old, new], "w3", carry_lost=True)
+    assert keys(new) == keys(old) and key not in new.store.objects
+    rebased(archive, 30, THREE, continues=False)
+    assert state_of(Archive.open(new, PREFIX)) == THREE
 
 
 def test_a_lost_object_that_a_later_base_replaces_keeps_no_destination_out(
