@@ -9,7 +9,9 @@ be restored.
 A repair keeps no notes. One that was interrupted is run again.
 """
 
+import math
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -137,6 +139,9 @@ def _refuse_unfit(target: FoundArchive, other: FoundArchive) -> None:
         raise RepairRefused(uri, "it is the archive that is to be repaired; name another one")
 
 
+_RECENT_S = 10.0
+
+
 class _Repair:
     def __init__(
         self,
@@ -167,6 +172,8 @@ class _Repair:
         self._dry_run = dry_run
         self._new_names = NewNames(secrets.token_hex(8))
         self._report = RepairReport(self._store.uri)
+        self._now: Manifest | None = None
+        self._read_at = -math.inf
         self._lost_bases: set[int] = set()
         """Epochs whose base isn't whole."""
         self._known: dict[str, bool] = {}
@@ -280,15 +287,21 @@ class _Repair:
             except (ArtifactMissing, ArtifactDamaged) as failure:
                 yield DamagedObject(each, failure)
 
+    def _recent(self) -> Manifest | None:
+        """The manifest, read again when some time has passed: thousands of objects may be lost."""
+        if time.monotonic() > self._read_at + _RECENT_S:
+            self._now = self._store.read()
+            self._read_at = time.monotonic()
+        return self._now
+
     def _restored(self, found: DamagedObject) -> RepairedObject | None:
         """``found``, restored; None if the manifest doesn't name it any more.
 
         :raises ArtifactLost: if no destination has it whole.
         """
-        named, manifest = found.named, self._store.read()
-        if manifest is None or not _names(
-            manifest, set(named.top.lists_of_parts()) if named.is_listed else {named.entry.key}
-        ):
+        named = found.named
+        keys = set(named.top.lists_of_parts()) if named.is_listed else {named.entry.key}
+        if not _names(self._recent(), keys):
             return None
         why_not: list[str] = []
         if named.is_listed and isinstance(found.failure, ArtifactDamaged):
@@ -301,6 +314,9 @@ class _Repair:
                     uri = other.destination.uri_of(other.manifest_key)
                     why_not.append(f"{uri} doesn't name it")
                     continue
+                manifest = self._store.read()
+                if manifest is None or not _names(manifest, keys):
+                    return None
                 key = self._copied(found, other, there, manifest)
             except (ArtifactMissing, ArtifactDamaged) as failure:
                 why_not.append(str(failure).rstrip("."))

@@ -101,11 +101,12 @@ def _head(manifest: Manifest, base: Artifact, diffs: list[Artifact]) -> Head:
 
 
 def known(manifest: Manifest | None, is_it: Callable[[Artifact], bool]) -> Artifact | None:
-    """The newest artifact of the manifest's history that ``is_it``."""
+    """The newest artifact of the manifest's history, or of its newest epoch, that ``is_it``."""
     if manifest is None:
         return None
     for artifact in reversed(manifest.artifacts):
-        if is_it(artifact) and artifact.history == manifest.history:
+        of_history = artifact.history == manifest.history or artifact.epoch == manifest.epoch
+        if of_history and is_it(artifact):
             return artifact
     return None
 

@@ -134,7 +134,7 @@ def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:
         others = {str(failure) for failure in failures[1:]} - {str(failures[0])}
         if others:
             shown = sorted(others)[:SHOWN]
-            log.warning("parallel requests failed", count=len(failures), others=shown)
+            log.debug("parallel requests failed", count=len(failures), others=shown)
         if isinstance(failures[0], DestinationError):
             failures[0].others += tuple(f for f in failures[1:] if isinstance(f, DestinationError))
         raise failures[0]

@@ -183,7 +183,7 @@ def finish(upload: UnfinishedObject, environment: Environment) -> None:
             upload.finish()
         except CommitStateUnknown as failure:
             unclear = failure
-            log.warning("upload completion retried", uri=failure.uri, failure=str(failure))
+            log.debug("upload completion retried", uri=failure.uri, failure=str(failure))
             environment.back_off(attempt)
         else:
             return

@@ -52,6 +52,8 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
     )
     # Forced: a handler on an earlier stderr would write into the pipe of native lines, and wait.
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
+    # It warns of each connection beyond those that are kept: hundreds, where many tables commit.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
 def _text_of_bytes(

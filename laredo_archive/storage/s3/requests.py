@@ -45,11 +45,13 @@ log = Log(__name__)
 
 ATTEMPTS = 6
 """Tries of one request that may be repeated."""
+PART_ATTEMPTS = 30
+"""Tries of a part of an upload, enough for PATIENCE_S: hours may have gone into the upload."""
 RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE_S = 120.0
 """Time after which such a request isn't repeated any more."""
 PARALLEL_PARTS = 4
-_CONNECTIONS = 64
+_CONNECTIONS = 256
 """Most connections kept open. All tables that write to a bucket share them; a new connection for
 each commit would cost a handshake."""
 
@@ -204,7 +206,7 @@ class Bucket:
         ended = ended or Event()
         retrying = Retrying(
             stop=stop_any(
-                stop_after_attempt(ATTEMPTS),
+                stop_after_attempt(PART_ATTEMPTS if again is RETRY_IDEMPOTENT else ATTEMPTS),
                 stop_after_delay(PATIENCE_S),
                 stop_when_event_set(ended),
             ),

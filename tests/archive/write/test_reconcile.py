@@ -64,15 +64,29 @@ def grown(stores: list[ScriptedDestination], **more) -> TableArchive:  # type: i
 
 def behind_by_one(stores: list[ScriptedDestination], archive: TableArchive, commit) -> None:  # type: ignore[no-untyped-def]
     """``commit`` reaches the first store, and not the second."""
+    interrupted(stores, archive, commit)
+    archive.close()
 
+
+def interrupted(stores: list[ScriptedDestination], archive: TableArchive, commit) -> None:  # type: ignore[no-untyped-def]
     def go_away() -> None:
         stores[1].store.away_until = stores[1].store.world.now + 10_000
 
     stores[0].before_swap.append(go_away)
     with pytest.raises(CommitUnavailable):
         commit(archive)
-    archive.close()
     stores[1].store.away_until = 0
+
+
+def test_a_base_from_before_a_failover_is_committed_by_the_next_try(new_stores: NewStores) -> None:
+    stores = new_stores(2)
+    archive = grown(stores)
+    base = base_of(archive, 20, TWO)
+    diffed(archive, 20, 30, TWO, THREE, history=OTHER_HISTORY)
+    interrupted(stores, archive, lambda a: a.commit_base(base, continues=True))
+    archive.commit_base(base, continues=True)
+    assert_level(*stores)
+    diffed(archive, 30, 40, THREE, ONE)
 
 
 def test_one_that_missed_a_rebase_is_relabelled_and_retired_like_the_other(

@@ -177,6 +177,7 @@ def diffed(
     *,
     formats: Sequence[str] = ("jsonl",),
     to_time: datetime | None = MORNING,
+    history: History | None = None,
 ) -> Artifact:
     """A diff, committed."""
     changes = []
@@ -194,6 +195,7 @@ def diffed(
         rows=checksum.rows,
         checksum=checksum.hex(),
         formats=formats,
+        history=history,
     )
 
 
