@@ -5,6 +5,7 @@ second stream (here). Once whole it waits in the committer's queue.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
@@ -45,7 +46,7 @@ async def begin(
     reason: str | None = None,
 ) -> "BaseJob":
     """Begin a base of the table as it is at ``position``."""
-    began = datetime.now(UTC)
+    began, began_at = datetime.now(UTC), time.monotonic()
 
     def upload() -> BaseUpload:
         return archive.snapshot(
@@ -63,6 +64,7 @@ async def begin(
         executor,
         committer,
         began=began,
+        began_at=began_at,
         history=history,
         columns=columns,
         continues=continues,
@@ -84,6 +86,7 @@ class BaseJob:
         committer: Committer,
         *,
         began: datetime,
+        began_at: float,
         history: History,
         columns: tuple[Column, ...],
         continues: bool,
@@ -91,7 +94,7 @@ class BaseJob:
     ) -> None:
         """``continues``: it is the state that the diffs before it lead to; if it isn't,
         ``reason`` is the reason."""
-        self.began = began
+        self.began, self.began_at = began, began_at
         self.history = history
         self.columns = columns
         self.rows = 0

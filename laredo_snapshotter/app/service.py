@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -98,7 +97,7 @@ class Service:
 
         :raises SnapshotNotReady: if it can't make any.
         """
-        return self._writers[table].request_snapshot(datetime.now(UTC))
+        return self._writers[table].request_snapshot()
 
     async def reload(self) -> dict[str, Any]:
         """Take up the configuration as it is now; return what was done.

@@ -49,7 +49,7 @@ class WriterSession:
         counters: TableCounters,
         *,
         notifier: Notifier,
-        epoch_committed: Callable[[int, datetime], None],
+        epoch_committed: Callable[[int, float], None],
         wanted: Callable[[], bool],
     ) -> None:
         """``notifier`` is woken after each commit; ``epoch_committed`` is called with each new
@@ -293,7 +293,7 @@ class WriterSession:
             return
         else:
             self._log.info("base committed", epoch=epoch)
-            self._epoch_committed(epoch, base.began)
+            self._epoch_committed(epoch, base.began_at)
         finally:
             if self.live_base is base:
                 self.live_base = None
@@ -346,7 +346,7 @@ class WriterSession:
 
     async def _run_rebase(self, reason: str) -> None:
         self._log.info("re-base scheduled", reason=reason)
-        began = datetime.now(UTC)
+        began_at = time.monotonic()
         self.rebase = Rebase(self._config, self.feed, self.committer, self._archive, self._executor)
         try:
             epoch = await self.rebase.run()
@@ -379,7 +379,7 @@ class WriterSession:
             self._counters.rebased("done")
             self.rebase_problem = self.rebase_failing_since = None
             self._log.info("re-base committed", epoch=epoch, reason=reason)
-            self._epoch_committed(epoch, began)
+            self._epoch_committed(epoch, began_at)
         finally:
             self._rebasing = self.rebase = self.rebase_reason = None
 

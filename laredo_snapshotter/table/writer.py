@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -111,7 +110,7 @@ class TableWriter:
         self._flush_timeout = flush_timeout
         self._outage = Outage()
         self._stopping = asyncio.Event()
-        self._requests: list[tuple[datetime, asyncio.Future[int]]] = []
+        self._requests: list[tuple[float, asyncio.Future[int]]] = []
         # One thread commits while the other writes a base.
         self._executor = ThreadPoolExecutor(2, thread_name_prefix=config.name)
         self._log = log.bind(table=config.name)
@@ -147,8 +146,8 @@ class TableWriter:
         if self.session is not None:
             self.session.tick()
 
-    def request_snapshot(self, now: datetime) -> "asyncio.Future[int]":
-        """Ask for a new base, begun after ``now``; the future brings its epoch once committed.
+    def request_snapshot(self) -> "asyncio.Future[int]":
+        """Ask for a new base, begun from now on; the future brings its epoch once committed.
 
         At most two requests wait: a third one shares the second one's future.
 
@@ -160,7 +159,8 @@ class TableWriter:
         if len(self._requests) == 2:
             # The first stays: the base under way may be for it.
             _, asked = self._requests.pop()
-        self._requests.append((now, asked))
+        # Not by the wall clock: set back, it would ask for one base after another.
+        self._requests.append((time.monotonic(), asked))
         if self.session is not None:
             self.session.beat()
         return asked
@@ -377,9 +377,9 @@ class TableWriter:
         except TimeoutError:
             return
 
-    def _epoch_committed(self, epoch: int, began: datetime) -> None:
-        served = [asked for at, asked in self._requests if at <= began]
-        self._requests = [(at, asked) for at, asked in self._requests if at > began]
+    def _epoch_committed(self, epoch: int, began_at: float) -> None:
+        served = [asked for at, asked in self._requests if at <= began_at]
+        self._requests = [(at, asked) for at, asked in self._requests if at > began_at]
         for asked in served:
             if not asked.done():
                 asked.set_result(epoch)

@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +192,7 @@ async def test_a_snapshot_older_than_the_live_stream_isnt_taken_for_a_re_base(
     async with playing(live, stale, fresh) as (endpoint, scripted):
         async with writing(tmp_path, endpoint) as world:
             await world.position(0x1030)
-            epoch = await asyncio.wait_for(
-                world.writer.request_snapshot(datetime.now(UTC)), PATIENCE_S
-            )
+            epoch = await asyncio.wait_for(world.writer.request_snapshot(), PATIENCE_S)
             assert epoch == 2
         assert len(scripted.requests) == 3
         kinds = [(a["kind"], a["to_position"]) for a in world.manifest()["artifacts"]]
@@ -385,9 +382,9 @@ async def test_who_asks_while_a_re_base_runs_gets_the_next_one(tmp_path: Path) -
         writing(tmp_path, endpoint) as world,
     ):
         await world.position(0x1030)
-        running = world.writer.request_snapshot(datetime.now(UTC))
+        running = world.writer.request_snapshot()
         await world.until(lambda: len(scripted.requests) == 2)
-        meanwhile = world.writer.request_snapshot(datetime.now(UTC))
+        meanwhile = world.writer.request_snapshot()
         asked.set()
         assert await asyncio.wait_for(running, PATIENCE_S) == 2
         assert await asyncio.wait_for(meanwhile, PATIENCE_S) > 2
@@ -402,10 +399,10 @@ async def test_requests_that_wait_are_two_at_most_and_get_a_base_begun_after_the
     again = [hello(), *snapshot(ROWS, "0/1030", 11), Hold()]
     async with playing(live, again) as (endpoint, _), writing(tmp_path, endpoint) as world:
         # No base can be made yet.
-        first, *others = [world.writer.request_snapshot(datetime.now(UTC)) for _ in range(50)]
+        first, *others = [world.writer.request_snapshot() for _ in range(50)]
         assert set(others) == {others[0]}
         await world.until(lambda: world.writer.session and world.writer.session.live_base)
-        assert world.writer.request_snapshot(datetime.now(UTC)) is others[0]
+        assert world.writer.request_snapshot() is others[0]
         asked.set()
         assert await asyncio.wait_for(first, PATIENCE_S) == 1
         assert await asyncio.wait_for(others[0], PATIENCE_S) == 2
