@@ -447,7 +447,8 @@ def all_tables(transaction: Any, meta: Any, directory: Path) -> list[TableRecord
 
 # Opening the LMDB environment, for the one writer and for readers.
 
-MAX_READERS = 1000
+MAX_READERS = 10_000
+"""Most read transactions at one time. After DDL each client of a table reads a snapshot."""
 MIN_SIZE = 1 << 20
 FILES = ("data.mdb", "lock.mdb", "server.lock")
 """Names of the files by which a store's directory is recognized."""
