@@ -184,6 +184,7 @@ the time."""
 _LONGEST_PAUSE = 1.0
 _RECLAIM_STEP_S, _RECLAIM_CHECK_S = 0.05, 1.0
 _REPORT_S, _REPORT_AGAIN_S = 0.1, 1.0
+_REPORT_PATIENCE_S = 30.0
 
 
 class RelaySession:
@@ -399,17 +400,27 @@ class RelaySession:
     async def _report(self) -> None:
         """Report each table's durable position to the holder.
 
-        :raises UpstreamUnavailable: if it doesn't answer.
+        :raises UpstreamUnavailable: if it hasn't answered for ``_REPORT_PATIENCE_S``: each table's
+            snapshot that is on its way begins anew in the next session.
         :raises PeerNotHolder: if it doesn't hold the slot any more.
         """
         async with Peer(self._options) as holder:
             reported: object = None
             reported_at = 0.0
+            answered_at = time.monotonic()
             while True:
                 durable = self._durable()
                 now = time.monotonic()
                 if durable != reported or now - reported_at >= _REPORT_AGAIN_S:
-                    role = await holder.role(self._store.server_id, durable)
+                    try:
+                        role = await holder.role(self._store.server_id, durable)
+                    except UpstreamUnavailable as silent:
+                        if time.monotonic() - answered_at > _REPORT_PATIENCE_S:
+                            raise
+                        _log.warning("report to the holder not answered", reason=str(silent))
+                        await asyncio.sleep(_REPORT_AGAIN_S)
+                        continue
+                    answered_at = time.monotonic()
                     if not role.holder:
                         raise PeerNotHolder(f"{self._options.server} doesn't hold the slot")
                     reported, reported_at = durable, now
