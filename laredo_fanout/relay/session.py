@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,6 +21,7 @@ import structlog
 from laredo_fanout.batch.write_batch import OnCommit, WriteBatch
 from laredo_fanout.client.errors import StreamBroken, StreamError
 from laredo_fanout.client.events import GoAway, Handshake
+from laredo_fanout.client.stream.servers import transport_to
 from laredo_fanout.client.stream.stream import SyncOptions, open_stream
 from laredo_fanout.relay import path, received_table
 from laredo_fanout.relay.path import BatchAbandoned, HistoryMoved, UpstreamUnavailable, with_cure
@@ -34,6 +36,7 @@ from laredo_service.retry import Backoff
 if TYPE_CHECKING:
     from laredo_fanout.batch.status import Counters
     from laredo_fanout.client.events import Event
+    from laredo_fanout.client.stream.endpoint import Endpoint, Transport
     from laredo_fanout.relay.path import Path, RelayCounters, RelayOptions
     from laredo_fanout.source_options import SourceTableOptions
     from laredo_fanout.store.environment import SourceIdentity
@@ -61,8 +64,11 @@ class TableStream:
         turn: Callable[[ReceivedTable], Awaitable[None]],
         wrote: Callable[[], None],
         check_history: Callable[[Handshake], None],
+        transport: Callable[[], tuple[Endpoint, Transport]],
     ) -> None:
+        """``transport`` returns the connection to use, which others use too."""
         self.writer = writer
+        self._transport = transport
         self._options = options
         self._store = store
         self._counters = counters
@@ -112,7 +118,8 @@ class TableStream:
         snapshot_asked = writer.forgets
         deadline: datetime | None = None
         leaving = False
-        async with open_stream(self._options.endpoint(), self._request()) as events:
+        endpoint, transport = self._transport()
+        async with open_stream(endpoint, self._request(), transport=transport) as events:
             async for event in events:
                 if isinstance(event, Handshake):
                     self._check_history(event)
@@ -185,6 +192,9 @@ _LONGEST_PAUSE = 1.0
 _RECLAIM_STEP_S, _RECLAIM_CHECK_S = 0.05, 1.0
 _REPORT_S, _REPORT_AGAIN_S = 0.1, 1.0
 _REPORT_PATIENCE_S = 30.0
+_CONNECTIONS = 16
+"""Most connections of a session: a serving process accepts a limited number. More than one, as
+each is served by one process."""
 
 
 class RelaySession:
@@ -229,9 +239,11 @@ class RelaySession:
                 turn=self._turn,
                 wrote=self._dirty_now,
                 check_history=self._check_history,
+                transport=partial(self._transport, number % _CONNECTIONS),
             )
-            for table in tables
+            for number, table in enumerate(tables)
         }
+        self._transports: dict[int, tuple[Endpoint, Transport]] = {}
         self._dirty = asyncio.Event()
         self._committed = asyncio.Event()
         self._commit_waits = False
@@ -355,6 +367,16 @@ class RelaySession:
         if now != known:
             self.moved_to = now
             raise HistoryMoved(str(now.history))
+
+    def _transport(self, number: int) -> tuple[Endpoint, Transport]:
+        """One of the session's connections; another one once the token has changed.
+
+        :raises UpstreamUnavailable: if the token's file can't be used.
+        """
+        endpoint, known = self._options.endpoint(), self._transports.get(number)
+        if known is None or known[0] != endpoint:
+            known = self._transports[number] = (endpoint, transport_to(endpoint))
+        return known
 
     async def _turn(self, writer: ReceivedTable) -> None:
         """Wait before a table's next transaction while a commit waits for the end of another's."""
