@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
 
 from laredo_fanout import snapshots
 from laredo_fanout.serving import slices
@@ -11,6 +16,7 @@ from laredo_fanout.serving.call import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
 from laredo_fanout.serving.forms import row_messages, timestamp
 from laredo_fanout.serving.options import ServingTableOptions
+from laredo_fanout.serving.slices import DaemonThreads
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import (
     SnapshotDirectory,
@@ -22,6 +28,12 @@ from laredo_fanout.wire import replication_pb2 as wire
 from laredo_fanout.wire.protobuf import tag
 from laredo_model import position
 
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+_THREADS = 4
+_PATIENCE_S = 5.0
+"""Longest wait for a directory's names and heads, in seconds."""
 _ROW = tag(wire.FetchSnapshotResponse.DESCRIPTOR.fields_by_name["row"].number)
 
 
@@ -52,18 +64,39 @@ class PeriodicSnapshots:
     """The snapshot files of all tables, as clients see them."""
 
     def __init__(self, tables: Mapping[str, ServingTableOptions]) -> None:
-        self._directories = {
-            name: SnapshotDirectory(options.snapshot_path)
-            for name, options in tables.items()
-            if options.snapshot_path is not None
-        }
+        self._threads: dict[Path, DaemonThreads] = {}
+        """By directory: one that hangs keeps no other from being read."""
+        self.change(tables)
+
+    def change(self, tables: Mapping[str, ServingTableOptions]) -> None:
+        """Serve the snapshots of these tables from now on."""
+        paths = {name: each.snapshot_path for name, each in tables.items() if each.snapshot_path}
+        self._directories = {name: SnapshotDirectory(path) for name, path in paths.items()}
+        for path in self._threads.keys() - {*paths.values()}:
+            self._threads.pop(path).shutdown()
+        for path in paths.values():
+            self._threads.setdefault(path, DaemonThreads(_THREADS, "snapshots"))
+        self._paths = paths
+
+    async def _run(self, table: str, work: Callable[[], T]) -> T:
+        """Do ``work`` in a thread.
+
+        :raises TimeoutError: if the table's directory hangs.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(_PATIENCE_S):
+            return await loop.run_in_executor(self._threads[self._paths[table]], work)
 
     async def infos(self, table: str, limit: int | None = None) -> list[SnapshotInfo]:
         """The table's snapshots, newest first; none if it has no periodic snapshots."""
         directory = self._directories.get(table)
         if directory is None:
             return []
-        found = await asyncio.to_thread(directory.snapshots)
+        try:
+            found = await self._run(table, directory.snapshots)
+        except TimeoutError:
+            log.warning("periodic snapshots not read: the directory hangs", table=table)
+            return []
         return [each for each in found if each.table == table][:limit]
 
     async def sequence(self, snapshot_id: str, table: str, table_id: int) -> int | None:
@@ -72,8 +105,8 @@ class PeriodicSnapshots:
         if directory is None:
             return None
         try:
-            found = await asyncio.to_thread(directory.find, snapshot_id)
-        except SnapshotUnknown:
+            found = await self._run(table, partial(directory.find, snapshot_id))
+        except (SnapshotUnknown, TimeoutError):
             return None
         return found.sequence if (found.table, found.table_id) == (table, table_id) else None
 
@@ -91,14 +124,15 @@ class PeriodicSnapshots:
         :raises SnapshotBroken: the file isn't what was written.
         """
         try:
-            directory = self._directories[snapshots.table_of(snapshot_id)]
-            found = await asyncio.to_thread(directory.find, snapshot_id)
+            table = snapshots.table_of(snapshot_id)
+            directory, threads = self._directories[table], self._threads[self._paths[table]]
+            found = await self._run(table, partial(directory.find, snapshot_id))
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows
             )
             yield [wire.FetchSnapshotResponse(begin=begin).SerializeToString()]
             encoder = Encoder(structs)
-            with _Reading(directory.read(found)) as reading:
+            with _Reading(directory.read(found), threads) as reading:
                 while lines := await reading.next():
                     yield await slices.run(row_messages(encoder, _ROW, lines))
             end = wire.SnapshotEnd(sequence=found.sequence, rows_sent=found.rows)
@@ -107,18 +141,22 @@ class PeriodicSnapshots:
             raise NotServed(str(unknown)) from unknown
         except SnapshotFileDamaged as damaged:
             raise SnapshotBroken(str(damaged)) from damaged
+        except TimeoutError as hangs:
+            raise SnapshotBroken(f"its directory wasn't read within {_PATIENCE_S:g} s") from hangs
 
 
 class _Reading:
     """A snapshot file that is read in threads, and closed however early the call ends."""
 
-    def __init__(self, batches: Generator[list[bytes], None, None]) -> None:
+    def __init__(self, batches: Generator[list[bytes], None, None], threads: DaemonThreads) -> None:
         self._batches = batches
+        self._threads = threads
         self._step: asyncio.Future[list[bytes] | None] | None = None
 
     async def next(self) -> list[bytes] | None:
         """The next lines; None at the end."""
-        self._step = asyncio.ensure_future(asyncio.to_thread(next, self._batches, None))
+        loop = asyncio.get_running_loop()
+        self._step = loop.run_in_executor(self._threads, next, self._batches, None)
         # A thread can't be cancelled: it is left to end by itself.
         return await asyncio.shield(self._step)
 

@@ -184,7 +184,7 @@ class ReplicationService:
         groups, self._groups = self._groups, {}
         for tail in self._tails:
             self._groups[tail.name] = groups.get(tail.name) or LiveGroups(tail)
-        self._snapshots = PeriodicSnapshots(tables)
+        self._snapshots.change(tables)
         archives = {name: table.archive for name, table in tables.items() if table.archive}
         self._shared.archives.change(archives)
         for call in gone:

@@ -75,8 +75,8 @@ class Archives:
     ) -> None:
         self._directory = directory
         self._on_outcome = on_outcome
-        self._replays = DaemonThreads(REPLAY_THREADS, "replay")
-        self._manifests = DaemonThreads(_MANIFEST_THREADS, "manifest")
+        self._threads: dict[object, tuple[DaemonThreads, DaemonThreads]] = {}
+        """For replays and for manifests, by place: one that hangs stops no other's reads."""
         self._tables: dict[str, ReplayArchive] = {}
         self.change(options)
 
@@ -94,15 +94,25 @@ class Archives:
         for name, its_options in options.items():
             known = before.get(name)
             if known is None or known.options != its_options:
+                replays, manifests = self._threads_of(its_options)
                 known = ReplayArchive(
                     name,
                     its_options,
-                    replays=self._replays,
-                    manifests=self._manifests,
+                    replays=replays,
+                    manifests=manifests,
                     directory=directory,
                     on_outcome=self._on_outcome,
                 )
             self._tables[name] = known
+
+    def _threads_of(self, options: ArchiveOptions) -> tuple[DaemonThreads, DaemonThreads]:
+        place = options.path, options.endpoint, options.bucket
+        if place not in self._threads:
+            self._threads[place] = (
+                DaemonThreads(REPLAY_THREADS, "replay"),
+                DaemonThreads(_MANIFEST_THREADS, "manifest"),
+            )
+        return self._threads[place]
 
     def get(self, table: str) -> ReplayArchive | None:
         """The table's archive, if one is configured."""
@@ -110,8 +120,9 @@ class Archives:
 
     def close(self) -> None:
         """Stop the threads, without waiting for reads that are under way."""
-        for threads in (self._replays, self._manifests):
-            threads.shutdown()
+        for both in self._threads.values():
+            for threads in both:
+                threads.shutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,7 @@ BROKEN = [
         "return text.stop - text.at >= size && memcmp(",
         "return memcmp(",
     ),
-    (
-        "laredo_archive/codec/_struct_scan.c",
-        "else if (rows == room)",
-        "else if (rows == room + 9)",
-    ),
+    ("laredo_archive/codec/_struct_scan.c", "else if (rows == room)", "else if (rows == room + 9)"),
 ]
 """A file, and a check of a bound that is taken out of a copy of it."""
 

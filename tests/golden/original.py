@@ -38,10 +38,7 @@ def written(name: str, described: Mapping[str, Any], states: Sequence[Sequence[s
             path = f"{name}/epoch={step['epoch']}/{stem}{'.jsonl' if jsonl else '.pb'}"
             encode = (_row if is_base else _change) if jsonl else (_message if is_base else _diff)
             files[path] = b"".join(encode(record, key_fields) for record in records[::-1])
-            formats[format_id] = {
-                "uri": FIRST_DESTINATION + path,
-                "size_bytes": len(files[path]),
-            }
+            formats[format_id] = {"uri": FIRST_DESTINATION + path, "size_bytes": len(files[path])}
         artifacts.append(
             {
                 "kind": step["kind"],

@@ -64,10 +64,7 @@ def test_what_manifests_name_is_there() -> None:
         ports = {port["name"] for port in container["ports"]}
         assert {port["targetPort"] for port in services[name]["spec"]["ports"]} <= ports
         probes = [container["livenessProbe"], container["readinessProbe"]]
-        assert [probe["httpGet"]["path"] for probe in probes] == [
-            "/health/live",
-            "/health/serving",
-        ]
+        assert [probe["httpGet"]["path"] for probe in probes] == ["/health/live", "/health/serving"]
         assert of_kind("NetworkPolicy")[name]["spec"]["podSelector"]["matchLabels"] == labels
         assert of_kind("ServiceMonitor")[name]["spec"]["selector"]["matchLabels"] == labels
         mounted = {mount["name"] for mount in container["volumeMounts"]}

@@ -351,10 +351,7 @@ async def test_an_epoch_goes_on_in_a_history_that_has_all_of_it(tmp_path: Path) 
             (a["kind"], a["epoch"], a["to_position"], a["history"][-7:])
             for a in world.manifest()["artifacts"]
         ]
-        assert found == [
-            ("snapshot", 1, "0/1000", "1:16384"),
-            ("diff", 1, "0/1020", "2:16384"),
-        ]
+        assert found == [("snapshot", 1, "0/1000", "1:16384"), ("diff", 1, "0/1020", "2:16384")]
 
 
 async def test_an_epoch_ends_if_the_new_history_left_before_what_was_seen(tmp_path: Path) -> None:

@@ -34,10 +34,7 @@ AT_20 = [
     ("UPDATE", "0/20", "2", value(2, "Bob"), value(2, "Bo")),
 ]
 
-AT_30 = [
-    ("INSERT", "0/30", "9", None, value(9, "alone")),
-    ("TRUNCATE", "0/30", None, None, None),
-]
+AT_30 = [("INSERT", "0/30", "9", None, value(9, "alone")), ("TRUNCATE", "0/30", None, None, None)]
 
 SNAPSHOT_30 = [
     ("SNAPSHOT", "0/30", "9", None, value(9, "alone")),

@@ -121,11 +121,7 @@ def hand_made(directory: Path, lines: list[str], diff: list[str] | None = None) 
                 "created_at": "2026-06-03T21:40:11Z",
                 "row_count" if kind == "snapshot" else "change_count": len([*filter(None, text)]),
                 "formats": {
-                    "jsonl": {
-                        "uri": file.as_uri(),
-                        "size_bytes": file.stat().st_size,
-                        "key": name,
-                    }
+                    "jsonl": {"uri": file.as_uri(), "size_bytes": file.stat().st_size, "key": name}
                 },
             }
         )

@@ -105,10 +105,7 @@ IN_POSTGRES = {
 
 SPECIAL = {name: f"{name}::text" for name in ("day", "zoned", "exact")}
 
-IN_SPARK = {
-    "zoned": "unix_micros(zoned)",
-    "moments": "transform(moments, m -> unix_micros(m))",
-}
+IN_SPARK = {"zoned": "unix_micros(zoned)", "moments": "transform(moments, m -> unix_micros(m))"}
 
 EMPTY_ARRAY_FOR_NULL = frozenset({"moments"})
 

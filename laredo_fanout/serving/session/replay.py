@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 3
 CHECK_EVERY_S = 1.0
+_PATIENCE_S = 120.0
+"""Longest wait for a piece: a read that hangs never ends."""
 
 
 class ReplayPlan(NamedTuple):
@@ -152,6 +155,7 @@ class Replay:
             stay_before=not form.extended,
         )
         self._coming = self._archive.submit(self._next)
+        self._asked_at = time.monotonic()
         self._ended = False
         after = planned.first_sequence - 1 if chain.entries else planned.after
         client.resume(after, chain.before)
@@ -174,6 +178,11 @@ class Replay:
             # The next one is read while this one is on its way.
             self._coming = self._archive.submit(self._next)
             await self._send_piece(piece)
+            self._asked_at = time.monotonic()
+        elif time.monotonic() - self._asked_at > _PATIENCE_S:
+            hangs = TimeoutError(f"the archive wasn't read within {_PATIENCE_S:g} s")
+            self._break(hangs)
+            raise SnapshotNeeded("the replay from the archive hangs") from hangs
         else:
             # The session waits for the archive, not for the client.
             client.moved()

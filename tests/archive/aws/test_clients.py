@@ -95,11 +95,7 @@ def test_a_role_is_asked_for_where_its_partition_is(nowhere: None) -> None:
         clients.client("s3", credentials="w", region="eu-west-1")
         (sts,) = [c for wanted, c in clients._clients.items() if wanted.service == "sts"]
         regions[partition] = sts.meta.region_name
-    assert regions == {
-        "aws": "us-east-1",
-        "aws-cn": "cn-north-1",
-        "aws-us-gov": "us-gov-west-1",
-    }
+    assert regions == {"aws": "us-east-1", "aws-cn": "cn-north-1", "aws-us-gov": "us-gov-west-1"}
 
 
 @pytest.mark.parametrize("where", [{"region": "eu west"}, {"endpoint": "s3.example.com"}])

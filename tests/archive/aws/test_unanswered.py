@@ -43,11 +43,7 @@ def failed(clients: AwsClients, endpoint: str) -> Explained:
     with pytest.raises(failures()) as caught:
         s3.list_objects_v2(Bucket="b")
     explained = explain(
-        caught.value,
-        service="s3",
-        operation="ListObjectsV2",
-        credentials=None,
-        resource="s3://b/",
+        caught.value, service="s3", operation="ListObjectsV2", credentials=None, resource="s3://b/"
     )
     assert explained.message.startswith("s3:ListBucket on s3://b/ as profile ambient: ")
     assert explained.status is None

@@ -106,11 +106,7 @@ def test_a_place_without_an_archive_says_so_also_to_who_may_not_list(
     ids=str,
 )
 def test_what_the_service_refuses_is_one_line(
-    place: str,
-    environment: dict[str, str],
-    proxy: FaultProxy,
-    refused: Fault,
-    told: str,
+    place: str, environment: dict[str, str], proxy: FaultProxy, refused: Fault, told: str
 ) -> None:
     proxy.add(Rule(refused, "GetObject", times=None))
     done = run("cat", place, env=environment)

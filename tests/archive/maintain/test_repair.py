@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laredo_archive.errors import (
-    DestinationUnavailable,
-    OfTheOriginal,
-    RepairRefused,
-)
+from laredo_archive.errors import DestinationUnavailable, OfTheOriginal, RepairRefused
 from laredo_archive.maintain.repair import RepairReport, repair
 from laredo_archive.maintain.verify import verify
 from laredo_archive.manifest.model import FormatEntry

@@ -131,11 +131,7 @@ def test_every_field_is_documented() -> None:
         for name in re.findall(r"`(\w+)`", row)
     }
     described = json.loads(BOTH.to_bytes())
-    written = {
-        *described,
-        *described["archives"]["users/"],
-        *described["groups"]["one"][0],
-    }
+    written = {*described, *described["archives"]["users/"], *described["groups"]["one"][0]}
     assert written == documented
 
 

@@ -262,12 +262,7 @@ def test_what_does_not_fit_names_its_place(tmp_path: Path, text: str, expected: 
     [
         ("", "127.0.0.1", "127.0.0.1", []),
         ("fanout.grpc.tokens_file = t, http.token = x", "0.0.0.0", "0.0.0.0", []),
-        (
-            "fanout.grpc.tls { cert = c, key = k }",
-            "0.0.0.0",
-            "127.0.0.1",
-            ["fanout.grpc.host"],
-        ),
+        ("fanout.grpc.tls { cert = c, key = k }", "0.0.0.0", "127.0.0.1", ["fanout.grpc.host"]),
         (
             'fanout.grpc.host = "0.0.0.0", http.host = "10.0.0.1"',
             "0.0.0.0",

@@ -68,11 +68,7 @@ def _set(admin: Connection, statement: str) -> None:
 def test_extended_unreserved_and_xmin(clusters: Clusters, tmp_path: Path, version: int) -> None:
     """By a transaction that is left open while others go on: the slot keeps all since its start."""
     server = _server(
-        clusters,
-        tmp_path,
-        version,
-        max_wal_size="32MB",
-        autovacuum_freeze_max_age=str(_FREEZE_AGE),
+        clusters, tmp_path, version, max_wal_size="32MB", autovacuum_freeze_max_age=str(_FREEZE_AGE)
     )
     dsn = f"postgresql://postgres@/postgres?host={clusters.address}"
     with server.program, psycopg.connect(dsn) as left, psycopg.connect(dsn) as admin:

@@ -17,12 +17,7 @@ from laredo_fanout.serving.options import ListenerOptions, ServingOptions, Servi
 from laredo_fanout.serving.ports import ClientInfo, TooManyClients
 from laredo_fanout.store.writer import Store
 from laredo_service.retry import Backoff
-from tests.fanout.app.running_server import (
-    Running,
-    running,
-    scheduled_snapshots,
-    serving_children,
-)
+from tests.fanout.app.running_server import Running, running, scheduled_snapshots, serving_children
 from tests.support.processes import until
 from tests.support.server.serving_world import USERS, Writer, rows
 

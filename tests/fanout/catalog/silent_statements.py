@@ -171,11 +171,7 @@ _ENUMS = {
     "array": ("", "{t}_m[]", f"ARRAY[{_MOOD}]"),
     "domain": ("; CREATE DOMAIN {t}_d AS {t}_m", "{t}_d", _MOOD),
     "range": ("; CREATE TYPE {t}_r AS RANGE (subtype = {t}_m)", "{t}_r", f"{{t}}_r({_MOOD}, NULL)"),
-    "composite": (
-        "; CREATE TYPE {t}_c AS (x int, m {t}_m)",
-        "{t}_c",
-        f"ROW(g, {_MOOD})::{{t}}_c",
-    ),
+    "composite": ("; CREATE TYPE {t}_c AS (x int, m {t}_m)", "{t}_c", f"ROW(g, {_MOOD})::{{t}}_c"),
     "domain over an array of composites": (
         "; CREATE TYPE {t}_c AS (x int, m {t}_m); CREATE DOMAIN {t}_d AS {t}_c[]",
         "{t}_d",

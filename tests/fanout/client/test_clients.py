@@ -374,12 +374,7 @@ def test_what_cannot_be_followed_ends_the_wait(server: Server) -> None:
             "no column 'colour'",
             PATIENCE_S,
         ),
-        (
-            FanoutClient("127.0.0.1:1", TABLE, backoff=QUICK),
-            NotReadyInTime,
-            r"127\.0\.0\.1:1",
-            0.3,
-        ),
+        (FanoutClient("127.0.0.1:1", TABLE, backoff=QUICK), NotReadyInTime, r"127\.0\.0\.1:1", 0.3),
     ):
         with client, pytest.raises(error, match=said):
             client.await_ready(patience)

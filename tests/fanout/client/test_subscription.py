@@ -203,9 +203,7 @@ async def test_status_becomes_an_error_with_the_server_s_words(
         await events_of(End(code, "the reason"))
 
 
-async def test_nobody_there_is_unavailable_and_names_the_address(
-    transport: TransportName,
-) -> None:
+async def test_nobody_there_is_unavailable_and_names_the_address(transport: TransportName) -> None:
     with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
         async with open_stream(Endpoint("127.0.0.1:1", transport=transport), OPTIONS) as stream:
             async for _ in stream:
@@ -339,9 +337,7 @@ async def test_a_heartbeat_moves_the_place_but_not_inside_a_transaction() -> Non
     async with playing(first, second, [handshake("DELTA"), Hold()]) as (endpoint, server):
         await take(
             Subscription(
-                endpoint,
-                SyncOptions("public.users", "c", position=Position(0x20)),
-                backoff=QUICK,
+                endpoint, SyncOptions("public.users", "c", position=Position(0x20)), backoff=QUICK
             ),
             6,
         )

@@ -204,11 +204,7 @@ def test_announced_in_a_subtransaction_that_is_rolled_back(database: Database, l
 @pytest.mark.parametrize("repaired", [False, True], ids=["copied", "repaired"])
 @pytest.mark.parametrize("cases", first(1, [_FEW, _ROOTS]), ids=["few", "all"])
 def test_while_each_is_copied(
-    database: Database,
-    ingesting: Start,
-    gate: Gate,
-    cases: dict[str, FollowedCase],
-    repaired: bool,
+    database: Database, ingesting: Start, gate: Gate, cases: dict[str, FollowedCase], repaired: bool
 ) -> None:
     """Every root has a connection, on which all its rows have been read."""
     ninth = "CREATE TABLE a9 PARTITION OF a FOR VALUES FROM (900) TO (999)"

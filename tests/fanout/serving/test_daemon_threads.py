@@ -4,10 +4,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
+from laredo_fanout.serving import periodic
+from laredo_fanout.serving.options import ArchiveOptions, ServingTableOptions
+from laredo_fanout.serving.periodic import PeriodicSnapshots
+from laredo_fanout.serving.shared import Archives
 from laredo_fanout.serving.slices import DaemonThreads
+from laredo_fanout.snapshots import SnapshotDirectory, SnapshotInfo
 from tests.support.processes import PATIENCE_S
 
 
@@ -82,3 +88,31 @@ def test_a_thread_that_hangs_does_not_hold_the_process() -> None:
         subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode
         == 0
     )
+
+
+async def test_a_directory_that_hangs_stops_no_other_and_no_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, found = threading.Event(), SnapshotDirectory.snapshots
+
+    def hangs(of: SnapshotDirectory) -> list[SnapshotInfo]:
+        if "nfs" in str(of.path):
+            gate.wait(PATIENCE_S)
+        return found(of)
+
+    monkeypatch.setattr(SnapshotDirectory, "snapshots", hangs)
+    monkeypatch.setattr(periodic, "_PATIENCE_S", 0.1)
+    paths = {name: ServingTableOptions(snapshot_path=tmp_path / name) for name in ("nfs", "disk")}
+    served = PeriodicSnapshots(paths)
+    assert [await served.infos("nfs") for _ in range(10)] == [[]] * 10
+    assert await served.infos("disk") == []
+    gate.set()
+    served.change({})
+
+
+def test_archives_of_one_place_share_their_threads() -> None:
+    options = [ArchiveOptions("a/", bucket=bucket) for bucket in ("one", "one", "other")]
+    archives = Archives({f"t{n}": each for n, each in enumerate(options)}, None, lambda *_: None)
+    places = [archives._threads_of(each) for each in options]
+    assert places[0] == places[1] != places[2]
+    archives.close()

@@ -57,10 +57,7 @@ def _advance_slot(ingest: RunningIngest, database: Database) -> None:
 
 def _make_publication_again(ingest: RunningIngest, database: Database) -> None:
     name = ingest.options.publication.name
-    database.run(
-        f"DROP PUBLICATION {name}",
-        f"CREATE PUBLICATION {name} FOR TABLE t",
-    )
+    database.run(f"DROP PUBLICATION {name}", f"CREATE PUBLICATION {name} FOR TABLE t")
 
 
 GAPS = {

@@ -65,10 +65,7 @@ def test_records_end_at_their_limits_and_say_what_goes_on(store: Store, table: i
 
 def test_a_transaction_that_ends_with_a_record_leaves_it_whole(store: Store, table: int) -> None:
     commit(
-        store,
-        table,
-        (10, [insert(f"{n}", n) for n in range(MAX_CHANGES)]),
-        (20, [insert("x", 1)]),
+        store, table, (10, [insert(f"{n}", n) for n in range(MAX_CHANGES)]), (20, [insert("x", 1)])
     )
     records = store.reader().journal(table, store.tables[table].oldest_sequence - 1, 1 << 30)
     assert [(each.open, each.continues) for each in records] == [(False, False), (False, False)]

@@ -218,7 +218,4 @@ class Abandoned(Exception):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(
-    max_examples=examples(60),
-    stateful_step_count=25,
-)
+TestStore.settings = settings(max_examples=examples(60), stateful_step_count=25)

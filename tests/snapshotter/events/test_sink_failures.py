@@ -9,10 +9,7 @@ from laredo_archive.aws import clients as clients_
 from laredo_archive.aws.clients import AwsClients
 from laredo_archive.aws.profile import Profile
 from laredo_snapshotter.config_outputs import KinesisSink, SinkConfig, SnsSink, SqsSink
-from laredo_snapshotter.errors import (
-    SinkError,
-    SinkRefused,
-)
+from laredo_snapshotter.errors import SinkError, SinkRefused
 from laredo_snapshotter.events.sinks import build
 from tests.snapshotter.events.recording import ACCOUNT, REGION, Recorder
 from tests.support.aws import AwsServer

@@ -9,12 +9,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from laredo_archive.manifest import merged
 from laredo_archive.storage.local import LocalDestination
 from laredo_spark import sync_table
-from laredo_spark.sync.errors import (
-    IcebergMissing,
-    TargetBusy,
-    TargetDiffers,
-    TargetRefused,
-)
+from laredo_spark.sync.errors import IcebergMissing, TargetBusy, TargetDiffers, TargetRefused
 from laredo_spark.sync.iceberg import IcebergTable
 from laredo_spark.sync.sync import SyncOutcome
 from tests.support import lakehouse

@@ -5,12 +5,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.support.faults.http1 import Head
 
-_OBJECT = {
-    "GET": "GetObject",
-    "HEAD": "HeadObject",
-    "PUT": "PutObject",
-    "DELETE": "DeleteObject",
-}
+_OBJECT = {"GET": "GetObject", "HEAD": "HeadObject", "PUT": "PutObject", "DELETE": "DeleteObject"}
 _BUCKET = {
     "GET": "ListObjects",
     "HEAD": "HeadBucket",

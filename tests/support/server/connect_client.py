@@ -63,10 +63,7 @@ class ConnectClient:
         )
 
     async def unary(
-        self,
-        name: str,
-        request: Message | bytes,
-        headers: Mapping[str, str] | None = None,
+        self, name: str, request: Message | bytes, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         body = request if isinstance(request, bytes) else request.SerializeToString()
         return await self.http.post(

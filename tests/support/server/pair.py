@@ -258,11 +258,7 @@ def archived(directory: Path, *servers: Fanout) -> Iterator[Path]:
 def rehearsed(pair: Pair, directory: Path, *order: Fanout) -> Iterator[list[Confirmation]]:
     """The started pair with a writer as of :func:`archived`, and the history of the slot; in the
     end archive and servers are checked."""
-    with (
-        pair.started(),
-        archived(directory, *order) as archive,
-        confirmations(pair) as confirmed,
-    ):
+    with pair.started(), archived(directory, *order) as archive, confirmations(pair) as confirmed:
         yield confirmed
         check_archive(archive, pair)
         check_servers(*pair.servers)

@@ -52,11 +52,7 @@ class Relayed:
 
 @asynccontextmanager
 async def relaying(
-    path: Path,
-    upstream: int,
-    names: Sequence[str] = (USERS,),
-    port: int = 0,
-    **given: Any,
+    path: Path, upstream: int, names: Sequence[str] = (USERS,), port: int = 0, **given: Any
 ) -> AsyncIterator[Relayed]:
     """A relay of the server at this port; ``given`` are options of RelayOptions."""
     loop, wakeups, drain = asyncio.get_running_loop(), Wakeups(), asyncio.Event()

@@ -72,10 +72,7 @@ class Programs:
 
 
 def configured(
-    directory: Path,
-    database: Database,
-    tables: Sequence[Named],
-    bases: str = "jsonl, protobuf",
+    directory: Path, database: Database, tables: Sequence[Named], bases: str = "jsonl, protobuf"
 ) -> Programs:
     """Both programs for these tables, in files that quote every name; ``bases``: their formats."""
     served, written = [], []

@@ -18,11 +18,7 @@ from tests.support.server.serving_world import COLUMNS, line, running
 
 INSERT, UPDATE, DELETE, TRUNCATE = Action
 
-ALL_KINDS = (
-    *COLUMNS,
-    Column("score", "float8", ordinal=5),
-    Column("paid", "bool", ordinal=6),
-)
+ALL_KINDS = (*COLUMNS, Column("score", "float8", ordinal=5), Column("paid", "bool", ordinal=6))
 
 
 def prefix(field: str, start: str) -> wire.FieldPredicate:
