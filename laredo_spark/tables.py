@@ -136,12 +136,18 @@ def _chosen_inside(
     exact: bool,
 ) -> CommonBoundary:
     """The position, which may be one that merged diffs hide in some of the archives."""
-    after = Position(0)
+    manifests = _manifests(archives)
     try:
-        after = _chosen(_manifests(archives), moment, known, exact=exact).position
+        after = _chosen(manifests, moment, known, exact=exact).position
     except NoCommonBoundary:
         if not any(a.parts for each in archives.values() for a in each.manifest.artifacts):
             raise
+        spans = [timeline.spans_of(manifest, where) for where, manifest in manifests.values()]
+        shared = timeline.common(spans)
+        if not shared:
+            raise
+        # Not before every table has begun.
+        after = min(max(each[history][0].start for each in spans) for history in shared)
     # A better position is between this one and the moment.
     unfolded = {name: _unfolded(each, after, moment) for name, each in archives.items()}
     return _chosen(_manifests(unfolded), moment, known, exact=exact)

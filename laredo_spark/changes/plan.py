@@ -14,6 +14,7 @@ from laredo_archive.manifest.chain import (
     mark_now,
     up_to,
 )
+from laredo_archive.manifest.model import Artifact
 from laredo_archive.manifest.timeline import Boundary
 from laredo_archive.reader import Archive
 from laredo_model import position as positions
@@ -72,17 +73,28 @@ class ChangesRead:
         return cls(asked, archive, known.shape, steps)
 
 
-def unfold_between(archive: Archive, start: ReaderPosition, end: ReaderPosition | None) -> None:
+def unfold_between(
+    archive: Archive, start: ReaderPosition, end: ReaderPosition | None, most: int | None = None
+) -> None:
     """Have every boundary between two in the manifest, also those that merged diffs hide.
 
     So changes come step by step, and are the same before and after a merge. ``end``: None for the
-    head.
+    head. ``most``: the number of diffs that are enough.
 
     :raises ArtifactMissing, ArtifactDamaged: if a file that lists a merged diff's parts can't be
         read.
     """
     last = None if end is None else end.position
-    archive.unfold(merged.between(start.position or Position(0), last))
+    first = start.position or Position(0)
+    within = merged.between(first, last)
+    placed: set[Position] = set()
+
+    def wanted(before: Artifact, diff: Artifact) -> bool:
+        if before.to_position > first and not before.is_snapshot:
+            placed.add(before.to_position)
+        return within(before, diff) and (most is None or len(placed) <= most)
+
+    archive.unfold(wanted)
 
 
 def _unfold_at_both(archive: Archive, start: ReaderPosition, end: ReaderPosition) -> None:

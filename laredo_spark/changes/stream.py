@@ -104,10 +104,10 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == _NOT_BEGUN:
             return _offset(archive, start_of(self._last or archive, self._asked))
         mark = _mark(archive, start)
-        unfold_between(archive, mark, None)
+        most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
+        unfold_between(archive, mark, None, most)
         if is_behind(archive.epochs, mark):
             raise ArchiveBehind(archive.uri, mark, archive.boundary())
-        most = limit.max_files if isinstance(limit, ReadMaxFiles) else None
         reached = self._reached(archive, mark, most)
         return start if reached == mark else _offset(archive, reached)
 

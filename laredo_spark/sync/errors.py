@@ -113,4 +113,6 @@ class SyncFailed(SyncError):
     """A task failed."""
 
     def __init__(self, target: object, reason: str) -> None:
-        super().__init__(f"{target}: {reason}. The target is unchanged")
+        super().__init__(
+            f"{target}: {reason}. Unless the commit was made, the target is unchanged; run it again"
+        )

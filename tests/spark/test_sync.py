@@ -175,6 +175,6 @@ def test_what_a_worker_lacks_is_in_the_message(spark: SparkSession) -> None:
 
     task = F.udf(lacking, "int", useArrow=False)
     reason = "a Python worker failed: ModuleNotFoundError: No module named 'no_such_module'"
-    refused = pytest.raises(SyncFailed, match=f"/target: {reason}. The target is unchanged")
+    refused = pytest.raises(SyncFailed, match=f"/target: {reason}. Unless the commit was made")
     with refused, failing_as("/target"):
         spark.range(1).select(task("id")).collect()

@@ -338,3 +338,21 @@ def test_killed_at_every_step_and_begun_again(tmp_path: Path) -> None:
             if not killed:
                 break
         assert point > 5, "points of a repair"
+
+
+def test_many_lost_objects_are_reported_with_few_reads_of_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = LocalDestination(tmp_path)
+    archive = grown([destination])
+    for start in range(30, 60, 10):
+        diffed(archive, start, start + 10, THREE, THREE, formats=FORMATS)
+    found = found_at(destination)
+    for key in [entry.key for entry in found.manifest.named()]:
+        destination.delete(key)
+    reads, get = list[str](), LocalDestination.get
+    monkeypatch.setattr(
+        LocalDestination, "get", lambda place, key: reads.append(key) or get(place, key)
+    )
+    assert len(repair(found, []).lost) == 14
+    assert reads.count(found.manifest_key) <= 3
