@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
@@ -211,6 +212,10 @@ class SparkJob:
         block = sync_config.load(config, sets)
         of_catalogs, failed = block.catalog_jobs(rebuild=rebuild)
         known = [*block.jobs(rebuild=rebuild), *of_catalogs]
+        targets_of = Counter(job.target.rstrip("/") for job in known)
+        if shared := [target for target, number in targets_of.items() if number > 1]:
+            several = ", ".join(sorted(shared))
+            raise click.UsageError(f"{config}: more than one table has the target {several}")
         jobs = [job for job in known if not targets or job.target in targets]
         unknown = sorted({*targets} - {job.target for job in jobs})
         if targets:
