@@ -16,7 +16,7 @@ from laredo_fanout.serving.call import check_snapshot_id, decode, table_name
 from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
 from laredo_fanout.serving.forms import row_messages, timestamp
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.slices import DaemonThreads
+from laredo_fanout.serving.slices import DaemonThreads, place_of
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import (
     SnapshotDirectory,
@@ -65,18 +65,16 @@ class PeriodicSnapshots:
 
     def __init__(self, tables: Mapping[str, ServingTableOptions]) -> None:
         self._threads: dict[Path, DaemonThreads] = {}
-        """By directory: one that hangs keeps no other from being read."""
+        """By mount: one that hangs keeps no other from being read."""
         self.change(tables)
 
     def change(self, tables: Mapping[str, ServingTableOptions]) -> None:
         """Serve the snapshots of these tables from now on."""
         paths = {name: each.snapshot_path for name, each in tables.items() if each.snapshot_path}
         self._directories = {name: SnapshotDirectory(path) for name, path in paths.items()}
-        for path in self._threads.keys() - {*paths.values()}:
-            self._threads.pop(path).shutdown()
-        for path in paths.values():
-            self._threads.setdefault(path, DaemonThreads(_THREADS, "snapshots"))
-        self._paths = paths
+        self._places = {name: place_of(path) for name, path in paths.items()}
+        for place in self._places.values():
+            self._threads.setdefault(place, DaemonThreads(_THREADS, "snapshots"))
 
     async def _run(self, table: str, work: Callable[[], T]) -> T:
         """Do ``work`` in a thread.
@@ -85,7 +83,7 @@ class PeriodicSnapshots:
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_PATIENCE_S):
-            return await loop.run_in_executor(self._threads[self._paths[table]], work)
+            return await loop.run_in_executor(self._threads[self._places[table]], work)
 
     async def infos(self, table: str, limit: int | None = None) -> list[SnapshotInfo]:
         """The table's snapshots, newest first; none if it has no periodic snapshots."""
@@ -125,7 +123,7 @@ class PeriodicSnapshots:
         """
         try:
             table = snapshots.table_of(snapshot_id)
-            directory, threads = self._directories[table], self._threads[self._paths[table]]
+            directory, threads = self._directories[table], self._threads[self._places[table]]
             found = await self._run(table, partial(directory.find, snapshot_id))
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows

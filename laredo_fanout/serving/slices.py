@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -61,6 +62,11 @@ class Slice:
 
 
 P = ParamSpec("P")
+
+
+def place_of(path: Path) -> Path:
+    """The beginning of ``path`` that tells mounts apart, such as ``/mnt/archive``."""
+    return Path(*path.parts[:3])
 
 
 class DaemonThreads(Executor):

@@ -102,12 +102,12 @@ async def test_a_directory_that_hangs_stops_no_other_and_no_status(
 
     monkeypatch.setattr(SnapshotDirectory, "snapshots", hangs)
     monkeypatch.setattr(periodic, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(periodic, "place_of", lambda path: path)
     paths = {name: ServingTableOptions(snapshot_path=tmp_path / name) for name in ("nfs", "disk")}
     served = PeriodicSnapshots(paths)
     assert [await served.infos("nfs") for _ in range(10)] == [[]] * 10
     assert await served.infos("disk") == []
     gate.set()
-    served.change({})
 
 
 def test_archives_of_one_place_share_their_threads() -> None:
