@@ -314,6 +314,7 @@ class _Repair:
                     uri = other.destination.uri_of(other.manifest_key)
                     why_not.append(f"{uri} doesn't name it")
                     continue
+                ArtifactFiles(other.destination, other.locate, UNWATCHED).check_size(there)
                 manifest = self._store.read()
                 if manifest is None or not _names(manifest, keys):
                     return None

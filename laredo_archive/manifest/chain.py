@@ -101,7 +101,9 @@ def is_behind(epochs: Sequence[Epoch], start: ReaderPosition) -> bool:
         return bool(epochs) and start.epoch > epochs[-1].number
     last = epochs[-1].artifacts[-1]
     if _history(last) != start.history:
-        return is_earlier(last.history, start.history)
+        # A copy never has a later epoch than a reader of what was copied.
+        is_copy = last.epoch <= (start.epoch or last.epoch)
+        return is_copy and is_earlier(last.history, start.history)
     return (last.epoch, last.to_position) < (start.epoch or last.epoch, start.position)
 
 

@@ -1,6 +1,7 @@
 """The claim of the newest writer, and destinations brought to one state (commit protocol, 1, 2)."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -33,7 +34,7 @@ from laredo_archive.manifest.model import (
 from laredo_archive.manifest.object_keys import NewNames
 from laredo_archive.storage.destination import Destination
 from laredo_archive.write.commit import EpochFolders
-from laredo_archive.write.manifest_store import ATTEMPTS, Claim, ManifestStore
+from laredo_archive.write.manifest_store import ATTEMPTS, SHOWN, Claim, ManifestStore
 from laredo_archive.write.part_lists import PartsLists
 from laredo_archive.write.uploads import holds, is_there, store_object, stored
 from laredo_model import position as positions
@@ -310,13 +311,12 @@ def unfit(ahead: Manifest, other: Manifest, parts: PartsFiles) -> str | None:
     """Reason why ``other`` can't be an earlier state of ``ahead``, or None.
 
     ``parts`` belong to ``ahead``.
-
-    :raises ArtifactMissing, ArtifactDamaged: if a file that lists parts can't be read.
     """
     last = other.last
     if last is None:
         return None
-    ahead = merged_.unfolded(ahead, merged_.at(last.to_position), parts.diffs_of)
+    with suppress(ArtifactMissing, ArtifactDamaged):  # then as one whose parts were dropped
+        ahead = merged_.unfolded(ahead, merged_.at(last.to_position), parts.diffs_of)
     heads = f"{_described(ahead)} against {_described(other)}"
     # An archive without histories fits any; the ends of its artifacts must agree then.
     boundaries, own = (
@@ -478,7 +478,8 @@ class _Reconciliation:
         except (ArtifactMissing, ArtifactDamaged) as failure:
             if not self._carry_lost:
                 raise
-            log.error("object not copied: it is lost", uri=failure.uri, reason=str(failure))
+            if len(self._lost) < SHOWN:
+                log.error("object not copied: it is lost", uri=failure.uri, reason=str(failure))
             return self._name_lost(entry, wanted)
 
     def _own_parts(

@@ -200,14 +200,23 @@ class PendingCommit:
         self.upload_missing(stores)
         self.commit(stores, claim)
 
-    def upload_missing(self, stores: Sequence[ManifestStore]) -> None:
+    def upload_missing(
+        self, stores: Sequence[ManifestStore], seen: Sequence[Manifest | None] | None = None
+    ) -> None:
         """Upload the objects that a destination lacks, and check that all exist.
 
         All destinations at the same time; the check counts for the manifests as they are now.
+        ``seen``: the stores' manifests, without which this must have its turn.
         """
         self._found.clear()
         at_once = stores[0].environment.at_once
-        lacking = at_once([partial(self._provide, store, stores) for store in stores])
+        manifests = [store.current() for store in stores] if seen is None else seen
+        lacking = at_once(
+            [
+                partial(self._provide, store, stores, manifest)
+                for store, manifest in zip(stores, manifests, strict=True)
+            ]
+        )
         if self._folders is not None:
             waiting = [store for store, lacks in zip(stores, lacking, strict=True) if lacks]
             self._folders.prepare(waiting, self.artifact)
@@ -223,9 +232,10 @@ class PendingCommit:
     def _is_in(self, manifest: Manifest) -> bool:
         return any(self.artifact.same_as(known) for known in reversed(manifest.artifacts))
 
-    def _provide(self, store: ManifestStore, stores: Sequence[ManifestStore]) -> bool:
+    def _provide(
+        self, store: ManifestStore, stores: Sequence[ManifestStore], manifest: Manifest | None
+    ) -> bool:
         """Upload and check the objects if the manifest lacks the artifact; True if it does."""
-        manifest = store.current()
         if manifest is None or self._is_in(manifest):
             return False
         store.environment.at_once(

@@ -119,7 +119,7 @@ class AtOnce(Protocol):
 MOST_THREADS = 16
 """A re-base places thousands of diffs, each with a connection and up to 8 MB of its own."""
 SHOWN = 5
-"""Further failures that the log names."""
+"""Failures of one kind that the log names."""
 
 
 def in_threads(tasks: Sequence[Callable[[], T]]) -> list[T]:

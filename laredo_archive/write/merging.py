@@ -102,10 +102,14 @@ class Merging:
         """
         begun, pending = False, self._pending(merged)
         try:
-            # Before its turn: it may be large, or not fit, and no other commit depends on it.
+            with self._commits.turn():
+                self._finish()
+                if not self._is_there(run, merged.artifact):
+                    return False
+                seen = [store.current() for store in self.stores]
+            # Out of its turn: it may be large, or not fit, and no other commit depends on it.
             with self._commits.reported():
-                if self._is_there(run, merged.artifact):
-                    pending.upload_missing(self.stores)
+                pending.upload_missing(self.stores, seen)
             with self._commits.turn():
                 self._finish()
                 begun = self._is_there(run, merged.artifact)

@@ -119,6 +119,7 @@ class Release:
         heard = [run.take_reports() for run in self.runs]
         if any(heard):
             self._heard = True
+            os.eventfd_write(self._more, 1)
             segment_run.bound(self.runs[self.head :], self._reader.unread_bytes, self._options)
         return 0
 

@@ -383,7 +383,8 @@ class TrackedTables:
         for name, tracked in self._tables.items():
             problem = snapshot.problems.get(name)
             source = snapshot.tables.get(name)
-            tracked.problem = problem
+            goes_on = isinstance(problem, TableLocked) and tracked.table_id is not None
+            tracked.problem = None if goes_on else problem
             tracked.partitions_judged = False
             if problem is not None or source is None:
                 if problem is not None:
@@ -432,11 +433,11 @@ class TrackedTables:
         """
         for name, tracked in self._tables.items():
             source = snapshot.tables.get(name)
-            if source is None or not self._is_as_known(
-                tracked, source, snapshot.problems.get(name)
-            ):
+            if source is None:
                 continue
             tracked.altered_by = snapshot.ddl_locks.of(source)
+            if not self._is_as_known(tracked, source, snapshot.problems.get(name)):
+                continue
             assert tracked.table_id is not None
             moves = bool(source.partitioned or self._batch.table(tracked.table_id).leaves)
             if moves and not (passed and tracked.partitions_judged):

@@ -27,8 +27,9 @@ Split = tuple[str, ...]
 
 _MOST_RANGES = 4096
 _PAGES_A_RANGE = 16
-_SAMPLES = (8192, 2048, 512, 128)
-"""Most pages to read for split points, at each attempt: one by one, they may take long to read."""
+_SAMPLES = (8192, 512)
+"""Most pages to read for split points, one by one, within ``_SAMPLE_TIME`` each."""
+_LAST_SAMPLE = 128
 _SAMPLE_TIME = "10s"
 _PAGE_BYTES = 8192
 _ROW_BYTES = 100
@@ -63,18 +64,21 @@ def plan(
     wanted = min(_MOST_RANGES, wanted)
     if wanted < 2:
         return []
-    for sample in _SAMPLES:
-        percent = min(100.0, 100.0 * min(_PAGES_A_RANGE * wanted, sample) / pages)
+    for most in _SAMPLES:
         with suppress(psycopg.errors.QueryCanceled):
-            return _splits(connection, table, wanted, percent)
-    return _splits(connection, table, wanted, percent)
+            sample = min(_PAGES_A_RANGE * wanted, most)
+            return _splits(connection, table, wanted, sample / pages, _SAMPLE_TIME)
+    return _splits(connection, table, wanted, _LAST_SAMPLE / pages, "0")
 
 
-def _splits(connection: Connection, table: SourceTable, wanted: int, percent: float) -> list[Split]:
-    """Split points of ``wanted`` ranges, from a sample of the table's pages.
+def _splits(
+    connection: Connection, table: SourceTable, wanted: int, share: float, limit: str
+) -> list[Split]:
+    """Split points of ``wanted`` ranges, from a sample of this share of the table's pages.
 
-    :raises psycopg.errors.QueryCanceled: if that took longer than ``_SAMPLE_TIME``.
+    :raises psycopg.errors.QueryCanceled: if that took longer than the ``limit``; ``0``: none.
     """
+    percent = min(100.0, 100.0 * share)
     names = [identifier(name) for name in table.key]
     texts = ", ".join(f"format('%s', {name}) AS k{n}" for n, name in enumerate(names))
     keys = ", ".join(f"k{n}" for n in range(len(names)))
@@ -86,7 +90,7 @@ def _splits(connection: Connection, table: SourceTable, wanted: int, percent: fl
     )
     with connection.transaction():
         connection.execute("SET TRANSACTION READ ONLY")
-        connection.execute(f"SET LOCAL statement_timeout = '{_SAMPLE_TIME}'".encode())
+        connection.execute(f"SET LOCAL statement_timeout = '{limit}'".encode())
         rows = connection.execute(query.encode()).fetchall()
     return [tuple(row) for row in rows][: wanted - 1]
 

@@ -12,6 +12,7 @@ import fcntl
 import math
 import re
 import select
+import socket
 import termios
 import threading
 import time
@@ -52,12 +53,16 @@ _BYTES_A_NS = 1
 while it isn't scheduled, however much is sent."""
 
 
+_SMALL_BUFFER = 256 << 10
+
+
 class SocketReader:
     """Reads one connection's socket: at most about ``bound`` bytes before they are used up, or one
     message if that is larger.
 
-    If nothing was read for ``patience_s``, :meth:`read_ahead` reads once more, some 10 MB:
-    PostgreSQL ends a connection whose reader stands still (tcp_user_timeout).
+    If nothing was read for ``patience_s``, :meth:`read_ahead` reads once more: PostgreSQL ends a
+    connection whose reader stands still (tcp_user_timeout). From then on the socket's buffer is
+    small, so that this stays below a megabyte after the first time.
     """
 
     def __init__(self, pgconn: PGconn, bound: int, patience_s: float = math.inf) -> None:
@@ -87,12 +92,18 @@ class SocketReader:
         pending = self._in_socket()
         while self._may_read and (pending or (not read and self._poll.poll(0))):
             began = time.thread_time_ns()
+            if self._taken >= self._bound:
+                self._make_buffer_small()
             self._pgconn.consume_input()
             self._read_at = time.monotonic()
             self._taken += pending + _BYTES_A_NS * (time.thread_time_ns() - began)
             read += max(1, pending)
             pending = self._in_socket()
         return read
+
+    def _make_buffer_small(self) -> None:
+        with socket.fromfd(self._socket, socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
 
     @property
     def _may_read(self) -> bool:

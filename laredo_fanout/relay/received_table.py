@@ -444,15 +444,15 @@ def of_upstream(handshake: Handshake, server: str, known: SourceIdentity | None)
     origin, history = handshake.origin, handshake.history
     if origin is None or history is None:
         raise UpstreamTooOld(server)
-    same = known is not None and known.history == history and not origin.because
+    # Servers of one database began with its history at different positions, for other reasons.
+    same = known if known is not None and known.history == history else origin
     return SourceIdentity(
         history=history,
         slot="",
         publication="",
         ancestors=origin.ancestors,
-        because=origin.because,
-        # Servers of one database began with it at different positions; nothing depends on these.
-        since=known.since if known is not None and same else origin.since,
+        because=same.because,
+        since=same.since,
         former_reach=0 if known is None else known.former_reach,
         former_sequences=0 if known is None else known.former_sequences,
     )

@@ -247,7 +247,7 @@ class RelaySession:
         self._dirty = asyncio.Event()
         self._committed = asyncio.Event()
         self._commit_waits = False
-        self._committed_at = self._wrote_at = 0.0
+        self._committed_at = self._wrote_at = self._answered_at = 0.0
         self._follows = False
         self.moved_to: SourceIdentity | None = None
         """The history that this session ended for."""
@@ -426,28 +426,34 @@ class RelaySession:
             snapshot that is on its way begins anew in the next session.
         :raises PeerNotHolder: if it doesn't hold the slot any more.
         """
-        async with Peer(self._options) as holder:
-            reported: object = None
-            reported_at = 0.0
-            answered_at = time.monotonic()
-            while True:
-                durable = self._durable()
-                now = time.monotonic()
-                if durable != reported or now - reported_at >= _REPORT_AGAIN_S:
-                    try:
-                        role = await holder.role(self._store.server_id, durable)
-                    except UpstreamUnavailable as silent:
-                        if time.monotonic() - answered_at > _REPORT_PATIENCE_S:
-                            raise
-                        _log.warning("report to the holder not answered", reason=str(silent))
-                        await asyncio.sleep(_REPORT_AGAIN_S)
-                        continue
-                    answered_at = time.monotonic()
-                    if not role.holder:
-                        raise PeerNotHolder(f"{self._options.server} doesn't hold the slot")
-                    reported, reported_at = durable, now
-                    self._note_followed(durable, role.term)
-                await asyncio.sleep(_REPORT_S)
+        self._answered_at = time.monotonic()
+        while True:
+            # Another connection after each failure: gRPC would make ever longer pauses.
+            try:
+                async with Peer(self._options) as holder:
+                    await self._report_to(holder)
+            except PeerNotHolder:
+                raise
+            except UpstreamUnavailable as silent:
+                if time.monotonic() - self._answered_at > _REPORT_PATIENCE_S:
+                    raise
+                _log.warning("report to the holder not answered", reason=str(silent))
+                await asyncio.sleep(_REPORT_AGAIN_S)
+
+    async def _report_to(self, holder: Peer) -> None:
+        reported: object = None
+        reported_at = 0.0
+        while True:
+            durable = self._durable()
+            now = time.monotonic()
+            if durable != reported or now - reported_at >= _REPORT_AGAIN_S:
+                role = await holder.role(self._store.server_id, durable)
+                if not role.holder:
+                    raise PeerNotHolder(f"{self._options.server} doesn't hold the slot")
+                reported, reported_at = durable, now
+                self._answered_at = time.monotonic()
+                self._note_followed(durable, role.term)
+            await asyncio.sleep(_REPORT_S)
 
     def _note_followed(self, durable: Mapping[str, object], term: int) -> None:
         """Note that all rows are the holder's, once every live table's stream has begun."""

@@ -116,6 +116,13 @@ class Draining(Refused):
     reason = "drain"
 
 
+class SnapshotsHang(Refused):
+    """The directory of a table's periodic snapshots can't be read for now."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "not ready"
+
+
 class HistoryChanged(Refused):
     """The store began another history under an open session: the client must connect again."""
 

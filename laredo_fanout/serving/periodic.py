@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -13,10 +12,10 @@ import structlog
 from laredo_fanout import snapshots
 from laredo_fanout.serving import slices
 from laredo_fanout.serving.call import check_snapshot_id, decode, table_name
-from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken
+from laredo_fanout.serving.errors import BadRequest, NotServed, SnapshotBroken, SnapshotsHang
 from laredo_fanout.serving.forms import row_messages, timestamp
 from laredo_fanout.serving.options import ServingTableOptions
-from laredo_fanout.serving.slices import DaemonThreads, place_of
+from laredo_fanout.serving.slices import DaemonThreads, mount_of
 from laredo_fanout.serving.struct_rows import Encoder, StructRows
 from laredo_fanout.snapshots import (
     SnapshotDirectory,
@@ -64,17 +63,19 @@ class PeriodicSnapshots:
     """The snapshot files of all tables, as clients see them."""
 
     def __init__(self, tables: Mapping[str, ServingTableOptions]) -> None:
-        self._threads: dict[Path, DaemonThreads] = {}
-        """By mount: one that hangs keeps no other from being read."""
+        self._threads: dict[str, DaemonThreads] = {}
+        """For names and heads, by mount: one that hangs keeps no other from being read."""
+        self._files: dict[str, DaemonThreads] = {}
         self.change(tables)
 
     def change(self, tables: Mapping[str, ServingTableOptions]) -> None:
         """Serve the snapshots of these tables from now on."""
         paths = {name: each.snapshot_path for name, each in tables.items() if each.snapshot_path}
         self._directories = {name: SnapshotDirectory(path) for name, path in paths.items()}
-        self._places = {name: place_of(path) for name, path in paths.items()}
+        self._places = {name: mount_of(path) for name, path in paths.items()}
         for place in self._places.values():
             self._threads.setdefault(place, DaemonThreads(_THREADS, "snapshots"))
+            self._files.setdefault(place, DaemonThreads(_THREADS, "snapshot-files"))
 
     async def _run(self, table: str, work: Callable[[], T]) -> T:
         """Do ``work`` in a thread.
@@ -123,7 +124,10 @@ class PeriodicSnapshots:
         """
         try:
             table = snapshots.table_of(snapshot_id)
-            directory, threads = self._directories[table], self._threads[self._places[table]]
+            directory = self._directories.get(table)
+            if directory is None:  # since a reload
+                raise SnapshotUnknown(snapshot_id)
+            threads = self._files[self._places[table]]
             found = await self._run(table, partial(directory.find, snapshot_id))
             begin = wire.SnapshotBegin(
                 snapshot_id=found.snapshot_id, sequence=found.sequence, row_count=found.rows
@@ -140,7 +144,7 @@ class PeriodicSnapshots:
         except SnapshotFileDamaged as damaged:
             raise SnapshotBroken(str(damaged)) from damaged
         except TimeoutError as hangs:
-            raise SnapshotBroken(f"its directory wasn't read within {_PATIENCE_S:g} s") from hangs
+            raise SnapshotsHang(f"{table}: not read within {_PATIENCE_S:g} s") from hangs
 
 
 class _Reading:

@@ -239,7 +239,6 @@ class ReplicationService:
             table = table_of(snapshot_id)
             self._authorize(call.caller, table)
             call.table = table
-            # A reload may put another one in its place.
             snapshots = self._snapshots
             snapshots.check(snapshot_id)
             lease = await self._register(call, batch=False, filtered=False)

@@ -12,7 +12,7 @@ from laredo_fanout.serving.journal import RecentRecords
 from laredo_fanout.serving.options import ArchiveOptions, ListenerOptions
 from laredo_fanout.serving.ports import Wakeups
 from laredo_fanout.serving.replay import Outcome
-from laredo_fanout.serving.slices import DaemonThreads, place_of
+from laredo_fanout.serving.slices import DaemonThreads, mount_of
 from laredo_fanout.serving.snapshot_rows import SpoolDirectory
 from laredo_fanout.serving.struct_rows import StructRows
 from laredo_fanout.store.errors import Damage
@@ -106,7 +106,7 @@ class Archives:
             self._tables[name] = known
 
     def _threads_of(self, options: ArchiveOptions) -> tuple[DaemonThreads, DaemonThreads]:
-        mount = None if options.path is None else place_of(options.path)
+        mount = None if options.path is None else mount_of(options.path)
         place = mount, options.endpoint, options.bucket
         if place not in self._threads:
             self._threads[place] = (

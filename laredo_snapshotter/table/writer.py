@@ -309,11 +309,11 @@ class TableWriter:
         except (ArtifactMissing, ArtifactDamaged) as failure:
             # The destination to copy from isn't whole itself.
             if not self._read_whole:
-                self._read_whole = True
                 self._log.warning(
                     "full read of the archive started to restore objects", error=str(failure)
                 )
                 Restorer(self.config, destinations, self.counters).restore(None)
+                self._read_whole = True
             return self._open(destinations, carry_lost=True)
 
     def _open(

@@ -87,12 +87,19 @@ def unfold_between(
     last = None if end is None else end.position
     first = start.position or Position(0)
     within = merged.between(first, last)
-    placed: set[Position] = set()
+    if most is None:
+        archive.unfold(within)
+        return
+    if start.position is not None:
+        archive.unfold(merged.at(start.position))
+    # Positions of a later history may be lower.
+    epoch = (mark_now(archive.epochs, start) or start).epoch or 0
+    placed: set[tuple[int, Position]] = set()
 
     def wanted(before: Artifact, diff: Artifact) -> bool:
-        if before.to_position > first and not before.is_snapshot:
-            placed.add(before.to_position)
-        return within(before, diff) and (most is None or len(placed) <= most)
+        if before.epoch >= epoch and before.to_position > first and not before.is_snapshot:
+            placed.add((before.epoch, before.to_position))
+        return diff.epoch >= epoch and within(before, diff) and len(placed) <= most
 
     archive.unfold(wanted)
 

@@ -226,7 +226,7 @@ def _pieces(
         raise KeyMissing(asked.path)
     chosen = archive.files.choose(artifact, wanted)
     for number, (part, is_aligned) in enumerate(
-        slices_of(*chosen, TASK_BYTES)
+        slices_of(*chosen, TASK_BYTES, is_diff=True)
         if keys is None
         else _narrowed(artifact, ObjectSlice(*chosen), keys)
     ):
@@ -250,12 +250,12 @@ def _narrowed(
     is_diff, format_id, entry = not artifact.is_snapshot, whole.format_id, whole.entry
     may_truncate = is_diff and (artifact.truncate or not artifact.records_truncation)
     if may_truncate or not entry.sorted or not entry.splits or format_id == codec.PARQUET:
-        return slices_of(format_id, entry, TASK_BYTES)
+        return slices_of(format_id, entry, TASK_BYTES, is_diff=True)
     part = key_ranges.narrowed(whole, keys)
     if part.size_bytes:
         return [(part.for_task(), True)]
     # A base is read even without a row of the key: its reader emits the TRUNCATE.
-    return [] if is_diff else slices_of(format_id, entry, TASK_BYTES)
+    return [] if is_diff else slices_of(format_id, entry, TASK_BYTES, is_diff=True)
 
 
 def _gathered(asked: ReadOptions, pieces: Sequence[ChangesPiece]) -> list[list[ChangesPiece]]:

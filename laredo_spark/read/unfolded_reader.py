@@ -106,18 +106,18 @@ def _whole(table: TableRead, number: int, artifact: Artifact) -> _ArtifactPart:
 
 
 def _pieces(table: TableRead) -> list[_ArtifactPart]:
-    slices = slices_of(*table.choose(table.boundary.base), TASK_BYTES)
+    slices = slices_of(*table.choose(table.boundary.base), TASK_BYTES, is_diff=False)
     return [_ArtifactPart(0, part, is_aligned) for part, is_aligned in slices]
 
 
 def slices_of(
-    format_id: str, entry: FormatEntry, task_bytes: int
+    format_id: str, entry: FormatEntry, task_bytes: int, *, is_diff: bool
 ) -> list[tuple[ObjectSlice, bool]]:
     """An artifact in slices of about ``task_bytes``, and whether they are whole records."""
     plain = replace(entry, splits=(), blocks=(), source={})
     # A parquet file's footer says where its rows are, so it is read as a whole.
     # So is the original's diff, whose TRUNCATE may be anywhere.
-    is_whole = format_id == codec.PARQUET or entry.by_original
+    is_whole = format_id == codec.PARQUET or (entry.by_original and is_diff)
     if entry.size_bytes <= task_bytes or is_whole:
         return [(ObjectSlice(format_id, plain), True)]
     if entry.splits:

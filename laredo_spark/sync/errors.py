@@ -12,8 +12,6 @@ SyncError
 └── SyncFailed       a task failed; its message
 """
 
-from laredo_model import position as positions
-from laredo_model.position import Position
 from laredo_spark.errors import SparkReadError
 
 _DELTA = (
@@ -67,10 +65,10 @@ class TargetDiffers(SyncError):
 class OlderThanTarget(SyncError):
     """The archive ends before the target's position, or in a history before the target's."""
 
-    def __init__(self, target: object, at: Position, where: str, head: Position) -> None:
+    def __init__(self, target: object, at: str, where: str, head: str) -> None:
         super().__init__(
-            f"{target} is at {positions.text(at)}, and the archive {where} ends at"
-            f" {positions.text(head)}. Is this an older copy? Sync from the archive that was synced"
+            f"{target} is at {at}, and the archive {where} ends at {head}."
+            " Is this an older copy? Sync from the archive that was synced"
             " before, wait until this one has caught up, or sync with rebuild = true to go back"
         )
 
@@ -114,5 +112,6 @@ class SyncFailed(SyncError):
 
     def __init__(self, target: object, reason: str) -> None:
         super().__init__(
-            f"{target}: {reason}. Unless the commit was made, the target is unchanged; run it again"
+            f"{target}: {reason}. The target is unchanged, unless its commit had already been made."
+            " Run the sync again"
         )

@@ -49,6 +49,11 @@ class SyncState:
     #: Number of the target's rows.
     rows: int
 
+    @property
+    def at(self) -> str:
+        """The boundary, for messages."""
+        return f"{positions.text(self.position)} (history {self.history})"
+
     def to_json(self) -> dict[str, Any]:
         """The JSON object that the target keeps."""
         return {"format": FORMAT, **asdict(self), "position": positions.text(self.position)}
@@ -128,14 +133,18 @@ def plan_step(target: object, held: SyncState | None, table: TableRead) -> SyncA
     if held.history != history_of(end.history):
         # The new history may continue the old one.
         if isinstance(_onwards(held, table), Rebuild):
-            if is_earlier(end.history, held.history):
-                raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
+            if end.epoch <= held.epoch and is_earlier(end.history, held.history):
+                raise OlderThanTarget(target, held.at, table.archive.uri, _at(end))
             return Rebuild(f"the archive has a new history, {history_of(end.history)}")
     elif held.position > end.position:
-        raise OlderThanTarget(target, held.position, table.archive.uri, end.position)
+        raise OlderThanTarget(target, held.at, table.archive.uri, _at(end))
     if held.shape != shape_of(table):
         return Rebuild("its columns, or the options for them, have changed")
     return _onwards(held, table)
+
+
+def _at(end: Boundary) -> str:
+    return f"{positions.text(end.position)} (history {history_of(end.history)})"
 
 
 def shape_of(table: TableRead) -> str:

@@ -25,6 +25,7 @@ from laredo_archive.storage.s3.bucket import S3Location
 from laredo_archive.storage.s3.reading import open_object, read_whole
 from laredo_archive.storage.s3.requests import (
     IF_ABSENT,
+    PART_ATTEMPTS,
     RETRY_CONDITIONAL,
     RETRY_IDEMPOTENT,
     Answer,
@@ -91,6 +92,7 @@ class S3Copy(S3Upload):
             "upload_part_copy",
             self._key,
             again=RETRY_IDEMPOTENT,
+            attempts=PART_ATTEMPTS,
             ended=self._ended,
             UploadId=upload_id,
             PartNumber=number,

@@ -156,6 +156,7 @@ class Bucket:
         *,
         again: Collection[Cause] = PASSING,
         ended: Event | None = None,
+        attempts: int = ATTEMPTS,
         **more: Any,
     ) -> Answer:
         """Send a request about one object; retry the failures in ``again``.
@@ -166,7 +167,8 @@ class Bucket:
         :raises BadKey: if ``key`` leads out of the prefix.
         """
         uri, more["Key"] = self.uri_of(key), self.location.prefix + key
-        return self.repeatedly(method, again, partial(self._once, method, uri, more), ended)
+        once = partial(self._once, method, uri, more)
+        return self.repeatedly(method, again, once, ended, attempts)
 
     def head(self, key: str) -> Answer | None:
         """The answer to a HEAD of an object; None if there is no such object.
@@ -198,6 +200,7 @@ class Bucket:
         again: Collection[Cause],
         work: Callable[[], T],
         ended: Event | None = None,
+        attempts: int = ATTEMPTS,
     ) -> T:
         """Do ``work``; retry the failures in ``again``, with growing waits.
 
@@ -206,7 +209,7 @@ class Bucket:
         ended = ended or Event()
         retrying = Retrying(
             stop=stop_any(
-                stop_after_attempt(PART_ATTEMPTS if again is RETRY_IDEMPOTENT else ATTEMPTS),
+                stop_after_attempt(attempts),
                 stop_after_delay(PATIENCE_S),
                 stop_when_event_set(ended),
             ),

@@ -21,6 +21,7 @@ from laredo_archive.failpoint import reach
 from laredo_archive.storage.s3.requests import (
     IF_ABSENT,
     PARALLEL_PARTS,
+    PART_ATTEMPTS,
     RETRY_CONDITIONAL,
     RETRY_IDEMPOTENT,
     Bucket,
@@ -155,6 +156,7 @@ class S3Upload:
                 "create_multipart_upload",
                 self._key,
                 again=RETRY_IDEMPOTENT,
+                attempts=PART_ATTEMPTS,
                 ChecksumAlgorithm="SHA256",
                 **kept_as(self._bucket.location),
             )
@@ -173,6 +175,7 @@ class S3Upload:
             "upload_part",
             self._key,
             again=RETRY_IDEMPOTENT,
+            attempts=PART_ATTEMPTS,
             ended=self._ended,
             UploadId=upload_id,
             PartNumber=number,

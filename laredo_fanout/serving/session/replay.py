@@ -32,8 +32,8 @@ log = structlog.get_logger(__name__)
 
 ATTEMPTS = 3
 CHECK_EVERY_S = 1.0
-_PATIENCE_S = 120.0
-"""Longest wait for a piece: a read that hangs never ends."""
+_PATIENCE_S = 600.0
+"""Longest time to read a piece, perhaps a large object as a whole: a read that hangs never ends."""
 
 
 class ReplayPlan(NamedTuple):
@@ -155,7 +155,7 @@ class Replay:
             stay_before=not form.extended,
         )
         self._coming = self._archive.submit(self._next)
-        self._asked_at = time.monotonic()
+        self._began_at = time.monotonic()
         self._ended = False
         after = planned.first_sequence - 1 if chain.entries else planned.after
         client.resume(after, chain.before)
@@ -178,8 +178,7 @@ class Replay:
             # The next one is read while this one is on its way.
             self._coming = self._archive.submit(self._next)
             await self._send_piece(piece)
-            self._asked_at = time.monotonic()
-        elif time.monotonic() - self._asked_at > _PATIENCE_S:
+        elif self._coming.running() and time.monotonic() - self._began_at > _PATIENCE_S:
             hangs = TimeoutError(f"the archive wasn't read within {_PATIENCE_S:g} s")
             self._break(hangs)
             raise SnapshotNeeded("the replay from the archive hangs") from hangs
@@ -241,6 +240,7 @@ class Replay:
         self._coming.add_done_callback(lambda _: self._pieces.close())
 
     def _next(self) -> Piece | None:
+        self._began_at = time.monotonic()
         return next(self._pieces, None)
 
     def _changes(self, diff: Artifact) -> Iterator[Change]:

@@ -12,6 +12,7 @@ from laredo_archive.maintain.compare_postgres import Comparison, Measured, decid
 from laredo_archive.manifest import merged, rules
 from laredo_archive.manifest.model import Artifact
 from laredo_archive.reader import Archive
+from laredo_archive.write.manifest_store import ManifestStore
 from laredo_model.line import Change
 from laredo_model.position import Position
 from tests.support import drawn
@@ -214,6 +215,19 @@ def test_a_merge_that_cant_be_uploaded_holds_up_no_commit(monkeypatch: pytest.Mo
     long.grow(1)
     assert rows_at(destination, long.head) == long.states[long.head]
     monkeypatch.undo()
+    assert long.compacted() > 0
+
+
+def test_a_merge_reads_manifests_in_its_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = LongArchive.begun(opened(memory()))
+    long.grow(8)
+    turn, current = long.archive.merging._commits._turn, ManifestStore.current
+
+    def owned(store: ManifestStore) -> Any:
+        assert turn._is_owned()  # type: ignore[attr-defined]
+        return current(store)
+
+    monkeypatch.setattr(ManifestStore, "current", owned)
     assert long.compacted() > 0
 
 

@@ -12,7 +12,7 @@ from laredo_fanout.serving import periodic
 from laredo_fanout.serving.options import ArchiveOptions, ServingTableOptions
 from laredo_fanout.serving.periodic import PeriodicSnapshots
 from laredo_fanout.serving.shared import Archives
-from laredo_fanout.serving.slices import DaemonThreads
+from laredo_fanout.serving.slices import DaemonThreads, mount_of
 from laredo_fanout.snapshots import SnapshotDirectory, SnapshotInfo
 from tests.support.processes import PATIENCE_S
 
@@ -102,12 +102,17 @@ async def test_a_directory_that_hangs_stops_no_other_and_no_status(
 
     monkeypatch.setattr(SnapshotDirectory, "snapshots", hangs)
     monkeypatch.setattr(periodic, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(periodic, "place_of", lambda path: path)
+    monkeypatch.setattr(periodic, "mount_of", lambda path: path)
     paths = {name: ServingTableOptions(snapshot_path=tmp_path / name) for name in ("nfs", "disk")}
     served = PeriodicSnapshots(paths)
     assert [await served.infos("nfs") for _ in range(10)] == [[]] * 10
     assert await served.infos("disk") == []
     gate.set()
+
+
+def test_a_path_s_mount() -> None:
+    assert mount_of(Path("/proc/self/x")) == "/proc"
+    assert mount_of(Path("x")) == mount_of(Path.cwd() / "y")
 
 
 def test_archives_of_one_place_share_their_threads() -> None:
