@@ -629,16 +629,11 @@ class StoreReader:
         cursor.close()
         for gone in self._definitions.keys() - numbers:
             self._definitions.pop(gone, None)  # another thread may have done it
-        records = [
-            self._record(transaction, int.from_bytes(number, "big"))
-            for number in numbers
-            if name is None or self._may_be(number, name)
-        ]
+        if name is not None:
+            known = [(number, self._definitions.get(number)) for number in numbers]
+            numbers = [n for n, each in known if each is None or each[2].qualified == name]
+        records = [self._record(transaction, int.from_bytes(each, "big")) for each in numbers]
         return [each for each in records if name in (None, each.qualified)]
-
-    def _may_be(self, number: bytes, name: str) -> bool:
-        known = self._definitions.get(number)
-        return known is None or known[2].qualified == name
 
     def _parsed(self, number: bytes, definition: bytes, figures: bytes) -> TableRecord:
         """Parse a record, or return the cached one: records are read often and seldom change."""
