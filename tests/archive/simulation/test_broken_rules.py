@@ -54,7 +54,7 @@ def a_foreign_claim_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_reconciled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(table_archive, "reconcile", lambda *_: None)
+    patch.setattr(table_archive, "reconcile", lambda *_, **__: None)
 
 
 def deleted_without_grace(patch: pytest.MonkeyPatch) -> None:
