@@ -83,8 +83,11 @@ async def test_damage_behind_a_slow_client_ends_it_alone(tmp_path: Path) -> None
     limit = ServingTableOptions(buffer_max_size=60, buffer_policy=BufferPolicy.DROP_DISCONNECT)
     async with running(tmp_path, table=limit, users=3, report_damage=found.append) as world:
         slow = await live_client(world, "slow")
-        await flood(world, 50)
-        rot.flip(tmp_path, f'{WIDE}47"'.encode(), at=5)
+        number = 0
+        while depth_of(world, "slow") < 20:
+            world.writer.commit((UPDATE, line(1, WIDE + str(number := number + 1))))
+            await asyncio.sleep(0.005)
+        rot.flip(tmp_path, f'{WIDE}{number}"'.encode(), at=5)
         await flood(world, 100)
         code, details = await slow.ends()
         assert code is grpc.StatusCode.UNAVAILABLE and "damaged on disk" in details
