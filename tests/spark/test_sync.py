@@ -96,7 +96,7 @@ def test_an_older_copy_and_another_table_are_refused(planned: Planned) -> None:
     with pytest.raises(OlderThanTarget, match=r"is at 0/18 .*, and the archive .* ends at 0/10"):
         planned.step()
     planned.held = replace(held, history=HISTORY.replace(":1:", ":2:"))
-    with pytest.raises(OlderThanTarget, match=r"history \d+:2:.* history \d+:1:"):
+    with pytest.raises(OlderThanTarget, match=r"history \d+:2:.*history \d+:1:"):
         planned.step()
     planned.held = replace(held, table="public.orders")
     with pytest.raises(TargetRefused, match=r"holds public.orders, .* is of public.users"):

@@ -87,7 +87,7 @@ async def test_damage_behind_a_slow_client_ends_it_alone(tmp_path: Path) -> None
         while depth_of(world, "slow") < 20:
             world.writer.commit((UPDATE, line(1, WIDE + str(number := number + 1))))
             await asyncio.sleep(0.005)
-        rot.flip(tmp_path, f'{WIDE}{number}"'.encode(), at=5)
+        rot.flip(tmp_path, f'{WIDE}{number - 3}"'.encode(), at=5)  # not the row
         await flood(world, 100)
         code, details = await slow.ends()
         assert code is grpc.StatusCode.UNAVAILABLE and "damaged on disk" in details
